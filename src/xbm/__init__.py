@@ -1,0 +1,36 @@
+"""Cross-batch memory for embedding learning: a memory of past embeddings and pair-weighted losses.
+
+The names below are loaded on first use, so that `xbm --help` need not wait for torch.
+
+Example:
+    >>> import torch
+    >>> from xbm import ContrastiveLoss, CrossBatchMemory
+    >>> memory, loss_fn = CrossBatchMemory(size=1000, dim=8), ContrastiveLoss()
+    >>> v = torch.nn.functional.normalize(torch.randn(4, 8, requires_grad=True))
+    >>> labels = torch.tensor([0, 0, 1, 1])
+    >>> memory.enqueue(v.detach(), labels)
+    >>> loss_fn(v, labels, memory).backward()
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from xbm.errors import InputError as InputError
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "InputError": "xbm.errors",
+}
+__all__ = ["__version__", *_HOME]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module 'xbm' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

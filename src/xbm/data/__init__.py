@@ -1,0 +1,1 @@
+"""Images, labels, batches: everything between the disk and the model."""

@@ -1,0 +1,49 @@
+"""A progress bar with rate and time left on a terminal; a plain line now and then where there is none."""
+
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def track(items: Iterable[T], description: str, total: int | None = None, quiet: bool = False) -> Iterator[T]:
+    """Yields `items` and shows how far along they are on stderr.
+
+    Example:
+        >>> list(track([1, 2, 3], "reading", quiet=True))
+        [1, 2, 3]
+    """
+    if total is None and hasattr(items, "__len__"):
+        total = len(items)
+    if quiet:
+        yield from items
+        return
+    if not sys.stderr.isatty():
+        yield from _lines(items, description, total)
+        return
+    from rich import progress as bar
+    from rich.console import Console
+
+    columns = (
+        bar.TextColumn("{task.description}"),
+        bar.BarColumn(),
+        bar.MofNCompleteColumn(),
+        bar.TimeElapsedColumn(),
+        bar.TimeRemainingColumn(),
+    )
+    with bar.Progress(*columns, console=Console(stderr=True)) as progress:
+        yield from progress.track(items, total=total, description=description)
+
+
+def _lines(items: Iterable[T], description: str, total: int | None, every: float = 10.0) -> Iterator[T]:
+    start = last = time.monotonic()
+    for done, item in enumerate(items):
+        now = time.monotonic()
+        if now - last >= every and done:
+            last, left = now, ""
+            if total:
+                left = f" of {total}, about {(now - start) / done * (total - done):.0f} s left"
+            print(f"{description}: {done}{left}", file=sys.stderr, flush=True)
+        yield item
