@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -15,7 +15,7 @@ def track(items: Iterable[T], description: str, total: int | None = None, quiet:
         >>> list(track([1, 2, 3], "reading", quiet=True))
         [1, 2, 3]
     """
-    if total is None and hasattr(items, "__len__"):
+    if total is None and isinstance(items, Sized):
         total = len(items)
     if quiet:
         yield from items

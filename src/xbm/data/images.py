@@ -59,7 +59,10 @@ class ImageSet:
             raise InputError(f"{path} is missing: restore it, or take it off the list it is named in") from None
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             raise InputError(f"{path} cannot be read as an image ({error}): replace it or take it out") from None
-        return image if self.boxes is None else image.crop(tuple(int(x) for x in self.boxes[index]))
+        if self.boxes is None:
+            return image
+        left, top, right, bottom = self.boxes[index].tolist()
+        return image.crop((left, top, right, bottom))
 
     def describe(self, index: int) -> str:
         """A name for one image in messages and reports: its path, or its class and position."""
