@@ -1,5 +1,9 @@
-"""Shared by all tests: one thread per process keeps timing and bits the same everywhere."""
+"""Shared by all tests."""
 
+import pytest
 import torch
 
-torch.manual_seed(0)
+
+@pytest.fixture(autouse=True)
+def _same_numbers_every_time() -> None:
+    torch.manual_seed(0)

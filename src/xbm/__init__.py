@@ -17,11 +17,31 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from xbm.errors import InputError as InputError
+    from xbm.losses import CircleLoss as CircleLoss
+    from xbm.losses import ContrastiveLoss as ContrastiveLoss
+    from xbm.losses import LiftedStructureLoss as LiftedStructureLoss
+    from xbm.losses import MarginLoss as MarginLoss
+    from xbm.losses import MetricLearningLoss as MetricLearningLoss
+    from xbm.losses import MultiSimilarityLoss as MultiSimilarityLoss
+    from xbm.losses import NPairsLoss as NPairsLoss
+    from xbm.losses import SupConLoss as SupConLoss
+    from xbm.losses import TripletLoss as TripletLoss
+    from xbm.memory import CrossBatchMemory as CrossBatchMemory
 
 __version__ = "0.1.0"
 
 _HOME = {
+    "CircleLoss": "xbm.losses",
+    "ContrastiveLoss": "xbm.losses",
+    "CrossBatchMemory": "xbm.memory",
     "InputError": "xbm.errors",
+    "LiftedStructureLoss": "xbm.losses",
+    "MarginLoss": "xbm.losses",
+    "MetricLearningLoss": "xbm.losses",
+    "MultiSimilarityLoss": "xbm.losses",
+    "NPairsLoss": "xbm.losses",
+    "SupConLoss": "xbm.losses",
+    "TripletLoss": "xbm.losses",
 }
 __all__ = ["__version__", *_HOME]
 

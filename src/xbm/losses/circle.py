@@ -1,0 +1,46 @@
+"""The circle loss (Sun et al. 2020)."""
+
+import torch
+from torch import Tensor
+
+from xbm.engine.terms import Combined, Side, Spread, Terms
+from xbm.losses.pair import PairLoss, masked_lse, softplus
+
+
+class CircleLoss(PairLoss):
+    """L_i = log(1 + Σ_N e^{γ a_n (S − m)} · Σ_P e^{−γ a_p (S − 1 + m)}),  a_n = [S + m]₊, a_p = [1 + m − S]₊, both detached.
+
+    Weights: γ·a times the side's softmax times σ of the bracket's logarithm. Both reductions are the same; an anchor
+    without positives or without negatives adds nothing.
+
+    Args:
+        margin: m.
+        gamma: γ, the scale.
+    """
+
+    name = "circle"
+    hyperparameters = ("margin", "gamma")
+
+    def __init__(self, margin: float = 0.25, gamma: float = 80.0, **shared: str) -> None:
+        super().__init__(**shared)
+        self.margin, self.gamma = margin, gamma
+
+    def dense(self, S: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
+        push = (S.detach() + self.margin).clamp(min=0)
+        pull = (1 + self.margin - S.detach()).clamp(min=0)
+        negatives = masked_lse(self.gamma * push * (S - self.margin), negative)
+        positives = masked_lse(-self.gamma * pull * (S - 1 + self.margin), positive)
+        return torch.where(positive.any(1) & negative.any(1), softplus(negatives + positives), 0)
+
+    def negative(self, s: Tensor, p: Side, spread: Spread) -> Terms:
+        slope = self.gamma * (s + self.margin).clamp(min=0)
+        return Terms(logit=slope * (s - self.margin), slope=slope)
+
+    def positive(self, s: Tensor, n: Side, spread: Spread) -> Terms:
+        slope = self.gamma * (1 + self.margin - s).clamp(min=0)
+        return Terms(logit=-slope * (s - 1 + self.margin), slope=slope)
+
+    def combine(self, p: Side, n: Side) -> Combined:
+        total = p.lse + n.lse  # -inf if a side is empty
+        share = torch.sigmoid(total)
+        return Combined(softplus(total), positive_lse=share, negative_lse=share, active=total > -torch.inf)

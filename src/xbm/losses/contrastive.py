@@ -1,0 +1,51 @@
+"""The contrastive loss, with the paper's weights: 1 for every positive, 1 for a negative above the margin."""
+
+from torch import Tensor
+
+from xbm.engine.terms import Combined, Side, Spread, Terms
+from xbm.losses.pair import PairLoss
+
+
+class ContrastiveLoss(PairLoss):
+    """L_i = Σ_P (1 − S) + Σ_N [S − λ]₊.
+
+    `reduction="mean"` averages each side over the anchor's valid pairs.
+
+    Args:
+        margin: λ, the similarity below which a negative is left alone.
+
+    Example:
+        >>> import torch
+        >>> v = torch.eye(3, 4)[[0, 0, 1]]
+        >>> ContrastiveLoss()(v, torch.tensor([0, 1, 1])).item()  # two negatives at S = 1, two positives at S = 0
+        1.0
+    """
+
+    name = "contrastive"
+    hyperparameters = ("margin",)
+
+    def __init__(self, margin: float = 0.5, **shared: str) -> None:
+        super().__init__(**shared)
+        self.margin = margin
+
+    def dense(self, S: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
+        valid = negative & (self.margin < S)
+        attract = ((1 - S) * positive).sum(1)
+        repel = ((S - self.margin) * valid).sum(1)
+        if self.reduction == "mean":
+            return attract / positive.sum(1).clamp(min=1) + repel / valid.sum(1).clamp(min=1)
+        return attract + repel
+
+    def floor(self, p: Side) -> Tensor | float:
+        return self.margin
+
+    def negative(self, s: Tensor, p: Side, spread: Spread) -> Terms:
+        return Terms(value=s - self.margin, weight=1.0)
+
+    def positive(self, s: Tensor, n: Side, spread: Spread) -> Terms:
+        return Terms(value=1 - s, weight=1.0)
+
+    def combine(self, p: Side, n: Side) -> Combined:
+        if self.reduction == "sum":
+            return Combined(p.value + n.value, positive_sum=1.0, negative_sum=1.0)
+        return Combined(p.share * p.value + n.share * n.value, positive_sum=p.share, negative_sum=n.share)

@@ -1,0 +1,41 @@
+"""The lifted structure loss (Oh Song et al. 2016) in its smooth, per-anchor form."""
+
+import torch
+from torch import Tensor
+
+from xbm.engine.terms import Combined, Side, Spread, Terms
+from xbm.losses.pair import PairLoss, masked_lse
+
+
+class LiftedStructureLoss(PairLoss):
+    """L_i = [log Σ_P e^{λ−S} + log Σ_N e^{S−λ}]₊; 0 for an anchor without positives or without negatives.
+
+    Weights: each side's softmax where the bracket is positive. Both reductions are the same.
+
+    Args:
+        base: λ. It cancels within the bracket and is kept for the formula's sake.
+    """
+
+    name = "lifted_structure"
+    hyperparameters = ("base",)
+
+    def __init__(self, base: float = 0.5, **shared: str) -> None:
+        super().__init__(**shared)
+        self.base = base
+
+    def dense(self, S: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
+        both = positive.any(1) & negative.any(1)
+        total = masked_lse(self.base - S, positive) + masked_lse(S - self.base, negative)
+        return torch.where(both, total, 0).clamp(min=0)
+
+    def negative(self, s: Tensor, p: Side, spread: Spread) -> Terms:
+        return Terms(logit=s - self.base, slope=1.0)
+
+    def positive(self, s: Tensor, n: Side, spread: Spread) -> Terms:
+        return Terms(logit=self.base - s, slope=1.0)
+
+    def combine(self, p: Side, n: Side) -> Combined:
+        total = p.lse + n.lse  # -inf if a side is empty
+        active = total > 0
+        one = active.to(total.dtype)
+        return Combined(torch.where(active, total, 0), positive_lse=one, negative_lse=one, active=active)

@@ -1,0 +1,47 @@
+"""The N-pairs loss (Sohn 2016), which with one positive is InfoNCE."""
+
+import torch
+from torch import Tensor
+
+from xbm.engine.terms import Combined, Side, Spread, Terms
+from xbm.losses.pair import PairLoss, masked_lse, softplus
+
+
+class NPairsLoss(PairLoss):
+    """L_i = 1/|P| Σ_{k∈P} log(1 + Σ_{j∈N} e^{(S_ij − S_ik)/τ}): each positive against all negatives.
+
+    Weights: 1/τ times the mean over the positives of the negative's share; for a positive 1/(|P|τ) times what the
+    negatives hold against it. Both reductions are the same.
+
+    Args:
+        temperature: τ.
+    """
+
+    name = "n_pairs"
+    hyperparameters = ("temperature",)
+
+    def __init__(self, temperature: float = 0.1, **shared: str) -> None:
+        super().__init__(**shared)
+        self.temperature = temperature
+
+    def dense(self, S: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
+        against = masked_lse(S / self.temperature, negative)[:, None]
+        each = softplus(torch.where(positive, against - S / self.temperature, -torch.inf))
+        return each.sum(1) / positive.sum(1).clamp(min=1)
+
+    def negative(self, s: Tensor, p: Side, spread: Spread) -> Terms:
+        return Terms(logit=s / self.temperature, slope=1 / self.temperature)
+
+    def positive(self, s: Tensor, n: Side, spread: Spread) -> Terms:
+        against = spread(n.lse) - s / self.temperature
+        return Terms(value=softplus(against), weight=torch.sigmoid(against) / self.temperature)
+
+    def combine(self, p: Side, n: Side) -> Combined:
+        share = p.share
+        active = (p.count > 0) & (n.count > 0)
+        return Combined(
+            share * p.value,
+            positive_sum=share,
+            negative_lse=share * p.weight * self.temperature,
+            active=active,
+        )

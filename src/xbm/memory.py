@@ -1,0 +1,282 @@
+"""The memory: a bank of past embeddings with labels, instance ids and ages. All of its state is registered buffers.
+
+    queue            first in, first out: the newest M embeddings, whatever they are of (the paper, section 3.3)
+    moving_average   slot = instance id:  v ← normalise(m·v + (1−m)·v_new)            (supplementary, section 2)
+    backprop         slot = instance id:  as above, and memory.step() descends:  v ← normalise(v − α ∂L/∂v)
+
+Nothing here waits for the device except the accessors that say so.
+"""
+
+from collections.abc import Callable, Iterable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from xbm.checks import check_device, check_embeddings, check_integers, sound_rows
+from xbm.errors import InputError, unknown
+
+UPDATES = ("queue", "moving_average", "backprop")
+STORAGE = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+class CrossBatchMemory(nn.Module):
+    """Remembers the embeddings of past batches, for the anchors of this one to be compared with.
+
+    Args:
+        size: M, the number of slots. For the keyed updates: the number of instances, 0 ≤ id < size.
+        dim: D, the length of an embedding.
+        update: "queue", "moving_average" or "backprop".
+        dtype: how rows are stored: float64, float32, bfloat16 or float16.
+        momentum: m of the keyed updates; by default 0.9 for "moving_average" and 0 (plain substitution) for "backprop".
+        alpha: α of "backprop". A negative value gives the ascent that the paper's supplementary prints.
+
+    Example:
+        >>> memory = CrossBatchMemory(size=3, dim=2)
+        >>> memory.enqueue(torch.eye(2), torch.tensor([7, 8]))
+        >>> memory.enqueue(torch.eye(2), torch.tensor([9, 10]))
+        >>> len(memory), memory.is_full, memory.labels.tolist(), memory.ages.tolist()
+        (3, True, [8, 9, 10], [1, 0, 0])
+    """
+
+    rows: Tensor  # (M, D), unit rows; meaningless where never written
+    row_labels: Tensor  # (M,)
+    row_ids: Tensor  # (M,), -1 where enqueued without ids
+    stamps: Tensor  # (M,), the enqueue call that wrote the row, -1 = never
+    pointer: Tensor  # (), the queue's next slot
+    count: Tensor  # (), rows written so far
+    clock: Tensor  # (), enqueue calls so far
+    latest: Tensor  # (), rows of the latest enqueue call
+    unsound: Tensor  # (), bad rows that a device without checks had to leave out
+
+    def __init__(
+        self,
+        size: int,
+        dim: int,
+        update: str = "queue",
+        *,
+        dtype: torch.dtype = torch.float32,
+        momentum: float | None = None,
+        alpha: float = 0.1,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        if update not in UPDATES:
+            raise unknown("update", update, UPDATES)
+        if not (isinstance(size, int) and size > 0 and isinstance(dim, int) and dim > 0):
+            raise InputError(f"size and dim must be positive whole numbers, not {size!r} and {dim!r}")
+        if dtype not in STORAGE:
+            raise InputError(f"rows cannot be stored as {dtype}: use float64, float32, bfloat16 or float16")
+        if momentum is None:
+            momentum = 0.9 if update == "moving_average" else 0.0
+        if not 0 <= momentum < 1:
+            raise InputError(f"momentum must satisfy 0 ≤ m < 1, not {momentum}")
+        self.size, self.dim, self.update, self.momentum, self.alpha = size, dim, update, momentum, alpha
+
+        self.register_buffer("rows", torch.zeros(size, dim, dtype=dtype, device=device))
+        for name in ("row_labels", "row_ids", "stamps"):
+            self.register_buffer(name, torch.full((size,), -1, dtype=torch.int64, device=device))
+        for name in ("pointer", "count", "clock", "latest", "unsound"):
+            self.register_buffer(name, torch.zeros((), dtype=torch.int64, device=device))
+        self.rows.requires_grad_(update == "backprop")
+
+    def _apply(self, fn: Callable, recurse: bool = True) -> "CrossBatchMemory":
+        with torch.no_grad():  # .to() must leave the rows a leaf, or their gradient would be lost
+            super()._apply(fn, recurse)
+        self.rows.requires_grad_(self.update == "backprop")
+        return self
+
+    # ---------------------------------------------------------------- writing
+
+    @torch.no_grad()
+    def enqueue(self, embeddings: Tensor, labels: Tensor, ids: Tensor | None = None, mask: Tensor | None = None) -> None:
+        """Writes embeddings (m, D) with their labels (m,) and instance ids (m,); with `mask` (m,) only the rows marked True.
+
+        Raises:
+            InputError: anything that does not fit; the memory is then as it was.
+        """
+        check_embeddings(embeddings, "embeddings", self.dim)
+        check_device(embeddings, "the embeddings", self.rows, "the memory")
+        labels = check_integers(labels, "labels", embeddings)
+        if ids is not None:
+            ids = check_integers(ids, "ids", embeddings)
+        elif self.update != "queue":
+            raise InputError(f"update={self.update!r} keeps one slot an instance: pass ids to enqueue")
+        if mask is None:
+            mask = torch.ones_like(labels, dtype=torch.bool)
+        elif mask.dtype != torch.bool or mask.shape != labels.shape:
+            raise InputError(f"mask must be {len(labels)} booleans, not {mask.dtype} of shape {tuple(mask.shape)}")
+        if len(labels) == 0:
+            return
+
+        keep = sound_rows(embeddings, mask, ids, 0 if self.update == "queue" else self.size)
+        self.unsound += (mask & ~keep).sum()
+        self.clock += keep.any()
+        if self.update == "queue":
+            ids = torch.full_like(labels, -1) if ids is None else ids
+            self.latest.copy_(torch.where(keep.any(), keep.sum(), self.latest))
+            # A batch larger than the memory goes in by parts, so that a part never meets itself.
+            for part in range(0, len(labels), self.size):
+                cut = slice(part, part + self.size)
+                self._append(embeddings[cut], labels[cut], ids[cut], keep[cut])
+        else:
+            assert ids is not None
+            self._assign(embeddings, labels, ids, keep)
+
+    def _append(self, embeddings: Tensor, labels: Tensor, ids: Tensor, keep: Tensor) -> None:
+        """The kept rows go to the next slots, in order. The others take the slots after those and write back what is there."""
+        kept = keep.sum()
+        place = torch.where(keep, keep.cumsum(0) - 1, kept + (~keep).cumsum(0) - 1)
+        slots = (self.pointer + place) % self.size
+        self._write(slots, keep, embeddings, labels, ids)
+        self.pointer.copy_((self.pointer + kept) % self.size)
+        self.count.copy_((self.count + kept).clamp(max=self.size))
+
+    def _assign(self, embeddings: Tensor, labels: Tensor, ids: Tensor, keep: Tensor) -> None:
+        """Slot = id. Of rows with the same id the last kept one wins: all of them write its value, so order does not matter."""
+        position = torch.arange(len(ids), device=ids.device)
+        winner = torch.where((ids[:, None] == ids) & keep, position, -1).amax(1)  # (m,)
+        winner = torch.where(winner >= 0, winner, winner.amax())  # a row left out repeats some winner's write
+        any_kept, winner = winner >= 0, winner.clamp(min=0)
+        slots = ids[winner].clamp(0, self.size - 1)
+        new = embeddings[winner].to(torch.promote_types(embeddings.dtype, torch.float32))
+        if self.momentum > 0:
+            mixed = F.normalize(self.momentum * self.rows[slots].to(new.dtype) + (1 - self.momentum) * new, dim=1)
+            new = torch.where((self.stamps[slots] >= 0)[:, None], mixed, new)
+        self._write(slots, any_kept, new, labels[winner], ids[winner])
+        self.count.copy_((self.stamps >= 0).sum())
+
+    def _write(self, slots: Tensor, keep: Tensor, embeddings: Tensor, labels: Tensor, ids: Tensor) -> None:
+        rows = torch.where(keep[:, None], embeddings.to(self.rows.dtype), self.rows[slots])
+        self.rows.index_copy_(0, slots, rows)
+        for buffer, new in ((self.row_labels, labels), (self.row_ids, ids), (self.stamps, self.clock)):
+            buffer.index_copy_(0, slots, torch.where(keep, new, buffer[slots]))
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """After `backward`: v ← normalise(v − α ∂L/∂v), for update="backprop"; nothing for the others.
+
+        A row without gradient keeps its bits. With a GradScaler, divide `memory.rows.grad` by the scale first.
+        """
+        if self.rows.grad is None:
+            return
+        for rows, gradient in zip(self.rows.split(8192), self.rows.grad.split(8192)):
+            wide = torch.promote_types(rows.dtype, torch.float32)
+            moved = F.normalize(rows.to(wide) - self.alpha * gradient.to(wide), dim=1)
+            rows.copy_(torch.where((gradient != 0).any(1, keepdim=True), moved.to(rows.dtype), rows))
+        self.rows.grad = None
+
+    @torch.no_grad()
+    def clear(self) -> None:
+        """Forgets everything."""
+        self.rows.zero_()
+        for buffer in (self.row_labels, self.row_ids, self.stamps):
+            buffer.fill_(-1)
+        for buffer in (self.pointer, self.count, self.clock, self.latest, self.unsound):
+            buffer.zero_()
+
+    @torch.no_grad()
+    def fill(self, model: nn.Module, loader: Iterable) -> None:
+        """Starts the memory from images: clears it, then enqueues the embeddings of (images, labels, ids) until it is full.
+
+        The model runs in train mode, as it does for the rows that follow; its batch-norm statistics are restored.
+        """
+        was_training, buffers = model.training, {name: b.clone() for name, b in model.named_buffers()}
+        self.clear()
+        model.train()
+        try:
+            for images, labels, ids in loader:
+                device = self.rows.device
+                self.enqueue(model(images.to(device)), labels.to(device), None if ids is None else ids.to(device))
+                if self.is_full:
+                    break
+        finally:
+            for name, buffer in model.named_buffers():
+                buffer.copy_(buffers[name])
+            model.train(was_training)
+
+    # ---------------------------------------------------------------- reading
+
+    def __len__(self) -> int:
+        return int(self.count)
+
+    def __bool__(self) -> bool:
+        return True  # an empty memory is still a memory
+
+    @property
+    def is_full(self) -> bool:
+        return len(self) == self.size
+
+    @property
+    def embeddings(self) -> Tensor:
+        """(len, D): the filled rows, oldest first for a queue, by id otherwise. May wait for the device, like those below."""
+        return self.rows.detach()[self._filled()]
+
+    @property
+    def labels(self) -> Tensor:
+        return self.row_labels[self._filled()]
+
+    @property
+    def ids(self) -> Tensor:
+        """(len,): instance ids, -1 where a row was enqueued without one."""
+        return self.row_ids[self._filled()]
+
+    @property
+    def ages(self) -> Tensor:
+        """(len,): enqueue calls since the row was written; 0 for the newest."""
+        return self.clock - self.stamps[self._filled()]
+
+    def _filled(self) -> Tensor:
+        if self.update != "queue" or not self.is_full:
+            return (self.stamps >= 0).nonzero()[:, 0]
+        return (self.pointer + torch.arange(self.size, device=self.pointer.device)) % self.size
+
+    def check(self) -> None:
+        """Raises if rows had to be left out where the device could not be stopped to say so."""
+        if bad := int(self.unsound):
+            raise InputError(
+                f"{bad} rows were left out of the memory: not finite, not of unit length, or an id outside 0 ≤ id < size"
+            )
+
+    # ---------------------------------------------------------------- which rows an anchor must not meet
+
+    def latest_slots(self, m: int) -> Tensor:
+        """(m,): where the rows of the latest enqueue lie, if it had m rows; -1 for those that did not stay."""
+        back = m - torch.arange(m, device=self.pointer.device)  # how many rows ago
+        return torch.where(back <= self.size, (self.pointer - back) % self.size, -1)
+
+    def latest_copies(self, ids: Tensor) -> Tensor:
+        """(m,): the slot of the newest row with each id, -1 where there is none."""
+        if self.update != "queue":
+            inside = (ids >= 0) & (ids < self.size)
+            slots = ids.clamp(0, self.size - 1)
+            return torch.where(inside & (self.stamps[slots] >= 0), slots, -1)
+        return newest_copies(ids, self.row_ids, self.stamps, self.pointer)
+
+    def extra_repr(self) -> str:
+        return f"size={self.size}, dim={self.dim}, update={self.update!r}, dtype={self.rows.dtype}"
+
+
+@torch.library.custom_op("xbm::newest_copies", mutates_args=())
+def newest_copies(ids: Tensor, row_ids: Tensor, stamps: Tensor, pointer: Tensor) -> Tensor:
+    """(m,): the slot that a queue wrote last among those with each id, -1 where there is none."""
+    size = len(row_ids)
+    newest = torch.full_like(ids, -1)
+    if ids.device.type == "cpu":  # look up only the few rows whose id occurs in the batch
+        distinct, inverse = ids.unique(return_inverse=True)
+        nearest = torch.searchsorted(distinct, row_ids).clamp(max=len(distinct) - 1) if len(ids) else row_ids
+        slots = ((distinct[nearest] == row_ids) & (stamps >= 0)).nonzero()[:, 0] if len(ids) else row_ids[:0]
+        recency = (slots - pointer) % size  # the slot before the pointer was written last
+        by_id = torch.full_like(distinct, -1).scatter_reduce(0, nearest[slots], recency, "amax")
+        newest = by_id[inverse]
+    else:
+        for start in range(0, size, 4096):
+            slots = torch.arange(start, min(start + 4096, size), device=ids.device)
+            match = (row_ids[slots] == ids[:, None]) & (stamps[slots] >= 0)
+            newest = torch.maximum(newest, torch.where(match, (slots - pointer) % size, -1).amax(1))
+    return torch.where(newest >= 0, (newest + pointer) % size, -1)
+
+
+@newest_copies.register_fake
+def _(ids: Tensor, row_ids: Tensor, stamps: Tensor, pointer: Tensor) -> Tensor:
+    return torch.empty_like(ids)
