@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from xbm.losses import SupConLoss as SupConLoss
     from xbm.losses import TripletLoss as TripletLoss
     from xbm.memory import CrossBatchMemory as CrossBatchMemory
+    from xbm.train.load import load as load
 
 __version__ = "0.1.0"
 
@@ -42,6 +43,7 @@ _HOME = {
     "NPairsLoss": "xbm.losses",
     "SupConLoss": "xbm.losses",
     "TripletLoss": "xbm.losses",
+    "load": "xbm.train.load",
 }
 __all__ = ["__version__", *_HOME]
 

@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+MOST_SHOWN = 16  # names in one message
+
 
 class InputError(ValueError, TypeError):
     """Bad input, told in one sentence that says what to do. The command line turns it into exit code 2.
@@ -20,5 +22,8 @@ def unknown(what: str, given: object, valid: Iterable[str]) -> InputError:
     """
     names = sorted(valid)
     near = get_close_matches(str(given), names, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}? ({', '.join(names)})" if near else f"choose one of {', '.join(names)}"
+    shown = ", ".join(names if len(names) <= MOST_SHOWN else [*names[:MOST_SHOWN], "..."])
+    hint = f"choose one of {shown}"
+    if near:
+        hint = f"did you mean {near[0]!r}?" + (f" ({shown})" if len(names) <= MOST_SHOWN else "")
     return InputError(f"unknown {what} {given!r}: {hint}")

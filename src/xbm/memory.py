@@ -7,7 +7,8 @@
 Nothing here waits for the device except the accessors that say so.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
@@ -181,19 +182,13 @@ class CrossBatchMemory(nn.Module):
 
         The model runs in train mode, as it does for the rows that follow; its batch-norm statistics are restored.
         """
-        was_training, buffers = model.training, {name: b.clone() for name, b in model.named_buffers()}
         self.clear()
-        model.train()
-        try:
+        with statistics_kept(model):
             for images, labels, ids in loader:
                 device = self.rows.device
                 self.enqueue(model(images.to(device)), labels.to(device), None if ids is None else ids.to(device))
                 if self.is_full:
                     break
-        finally:
-            for name, buffer in model.named_buffers():
-                buffer.copy_(buffers[name])
-            model.train(was_training)
 
     # ---------------------------------------------------------------- reading
 
@@ -255,6 +250,21 @@ class CrossBatchMemory(nn.Module):
 
     def extra_repr(self) -> str:
         return f"size={self.size}, dim={self.dim}, update={self.update!r}, dtype={self.rows.dtype}"
+
+
+@contextmanager
+def statistics_kept(model: nn.Module) -> Iterator[None]:
+    """Train mode without a trace: for embeddings that only the memory sees. Batch-norm statistics come back afterwards."""
+    was_training, buffers = model.training, {name: b.clone() for name, b in model.named_buffers()}
+    model.train()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        with torch.no_grad():
+            for name, buffer in model.named_buffers():
+                buffer.copy_(buffers[name])
+        model.train(was_training)
 
 
 @torch.library.custom_op("xbm::newest_copies", mutates_args=())

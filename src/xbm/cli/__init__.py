@@ -5,6 +5,8 @@ Nothing heavy is imported before a command runs, so that `xbm --help` answers at
 
 import typer
 
+from xbm.cli import datasets, demo, embed, evaluate, prepare, presets, report, train
+
 app = typer.Typer(
     name="xbm",
     help="Learn embeddings with a memory: train, evaluate and explain image-retrieval models.",
@@ -13,8 +15,12 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode="markdown",
 )
-
-
-@app.callback()
-def root() -> None:
-    """Shared by every command."""
+app.command()(demo.demo)
+app.command()(train.train)
+app.command()(evaluate.evaluate)
+app.command()(embed.embed)
+app.command()(report.report)
+app.command()(report.compare)
+app.command()(presets.presets)
+app.command()(prepare.prepare)
+app.add_typer(datasets.app, name="datasets")

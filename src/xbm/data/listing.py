@@ -1,5 +1,6 @@
 """List files become sets of images: paths that stay inside their folder, labels that never merge or collide."""
 
+import os
 import posixpath
 import re
 from collections.abc import Iterator, Sequence
@@ -29,6 +30,25 @@ class Row:
     label: str
     where: str
     box: tuple[int, int, int, int] | None = None
+
+
+def image_files(root: Path) -> list[str]:
+    """The images below `root`, hidden ones aside, as paths relative to it; links to folders are followed once."""
+    seen, found = set(), []
+    for folder, folders, files in os.walk(root, followlinks=True):
+        real = os.path.realpath(folder)
+        folders[:] = [] if real in seen else sorted(name for name in folders if not name.startswith((".", "__MACOSX")))
+        if real in seen:
+            continue
+        seen.add(real)
+        for name in sorted(files):
+            if name.startswith(".") or Path(name).suffix.lower() not in IMAGE_SUFFIXES:
+                continue
+            path = Path(folder, name).relative_to(root)
+            if any("\ud800" <= letter <= "\udfff" for letter in str(path)):
+                raise InputError(f"{str(root / path)!r}: the name is not UTF-8; rename it")
+            found.append(path.as_posix())
+    return found
 
 
 def read_lines(file: Path, hint: str, skip: int = 0) -> Iterator[tuple[str, str]]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from xbm.data.images import Dataset, ImageSet, Protocol
-from xbm.data.listing import IMAGE_SUFFIXES, Row, image_set, inside, refuse_two_labels
+from xbm.data.listing import IMAGE_SUFFIXES, Row, image_files, image_set, inside, refuse_two_labels
 from xbm.data.tables import BOX, COLUMNS, read_records
 from xbm.errors import InputError, unknown
 
@@ -115,24 +115,12 @@ def _suffixes() -> str:
 
 
 def _walk(root: Path) -> Iterator[Row]:
-    """The images below `root` in the order of their paths; links to folders are followed once."""
-    seen = set()
-    for folder, folders, files in os.walk(root, followlinks=True):
-        real = os.path.realpath(folder)
-        folders[:] = [] if real in seen else sorted(name for name in folders if not name.startswith((".", "__MACOSX")))
-        if real in seen:
-            continue
-        seen.add(real)
-        for name in sorted(files):
-            if name.startswith(".") or Path(name).suffix.lower() not in IMAGE_SUFFIXES:
-                continue
-            path = Path(folder, name).relative_to(root)
-            where = str(root / path)
-            if not where.isascii() and any("\ud800" <= letter <= "\udfff" for letter in where):
-                raise InputError(f"{where!r}: the name is not UTF-8; rename it")
-            if len(path.parts) == 1:
-                raise InputError(f"{where}: lies beside the class folders; move it into the folder of its class")
-            yield Row(inside(path.as_posix(), where), path.parent.as_posix(), where)
+    """The images below `root` in the order of their paths, each in the class of its folder."""
+    for name in image_files(root):
+        path, where = Path(name), str(root / name)
+        if len(path.parts) == 1:
+            raise InputError(f"{where}: lies beside the class folders; move it into the folder of its class")
+        yield Row(inside(path.as_posix(), where), path.parent.as_posix(), where)
 
 
 def _part(record: dict[str, str], where: str) -> str | None:

@@ -1,0 +1,101 @@
+"""`xbm train`: from a preset and a few overrides to a finished run."""
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from xbm.errors import InputError
+
+
+def train(
+    preset: Annotated[str, typer.Argument(help="glyphs, sop, inshop, vehicleid, cub, cars, deepfashion2, omniglot, own")] = "",
+    data: Annotated[
+        Path | None, typer.Option(help="your own images: a folder of class folders, or a CSV / Parquet table")
+    ] = None,
+    root: Annotated[Path | None, typer.Option(help="where a benchmark's files lie")] = None,
+    store: Annotated[Path | None, typer.Option(help="a store made by `xbm prepare`")] = None,
+    loss: Annotated[str | None, typer.Option(help="contrastive, triplet, ms, ...")] = None,
+    trunk: Annotated[str | None, typer.Option(help="googlenet, resnet50, bn_inception, efficientnet_lite0, timm/NAME")] = None,
+    recipe: Annotated[str | None, typer.Option(help="paper, or official: what the paper's released code does")] = None,
+    memory: Annotated[bool, typer.Option(help="train with the memory, or without it for comparison")] = True,
+    seed: Annotated[int, typer.Option()] = 0,
+    out: Annotated[Path | None, typer.Option(help="the run folder; by default a dated one under runs/")] = None,
+    resume: Annotated[Path | None, typer.Option(help="go on with the run in this folder")] = None,
+    config: Annotated[Path | None, typer.Option(help="a config file instead of a preset")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="key=value, e.g. memory.ratio=0.5; may be repeated")
+    ] = None,
+    skip_problems: Annotated[bool, typer.Option("--skip-problems", help="leave broken images out of training")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="say nothing but the result")] = False,
+) -> None:
+    """Train a model. The run can be killed at any moment and goes on with --resume.
+
+    Examples: `xbm train glyphs` · `xbm train cars --root ~/cars --trunk resnet50` · `xbm train --data ./photos` ·
+    `xbm train cars --root ~/cars --set memory.ratio=0.5 --loss ms` · `xbm train --resume runs/2026-01-31_120000_cars`
+    """
+    from xbm.train import config as configs
+    from xbm.train.loop import train as run
+    from xbm.train.presets import preset as preset_of
+
+    if resume is not None:
+        if not (resume / "config.yaml").exists():
+            raise InputError(f"{resume} holds no run: give the folder that `xbm train` printed")
+        chosen, folder = configs.load(resume / "config.yaml"), resume
+    else:
+        if config is not None:
+            chosen = configs.load(config)
+        else:
+            if data is not None and preset not in ("", "own"):
+                raise InputError("--data trains on your own images and takes no preset: leave one of them out")
+            if data is None and not preset:
+                raise InputError("say what to train on: a preset such as `xbm train glyphs`, or `xbm train --data DIR`")
+            chosen = preset_of("own" if data is not None else preset, loss, trunk, recipe)
+        changes: dict[str, object] = {"seed": seed}
+        if data is not None:
+            changes |= {"data.name": "own", "data.root": str(data.resolve())}
+        if root is not None:
+            changes["data.root"] = str(root.resolve())
+        if store is not None:
+            changes["data.store"] = str(store.resolve())
+        if not memory:
+            changes["memory.ratio"] = 0.0
+        if skip_problems:
+            changes["data.skip_problems"] = True
+        chosen = configs.override(chosen, {**changes, **parse_settings(settings)})
+        kind = chosen.loss.name + ("" if chosen.memory.ratio else "_no_memory")
+        stamp = time.strftime("%Y-%m-%d_%H%M%S")
+        folder = out or Path("runs") / f"{stamp}_{chosen.data.name}_{kind}_seed{chosen.seed}"
+        if (folder / "config.yaml").exists():
+            raise InputError(f"{folder} already holds a run: go on with --resume {folder}, or give another --out")
+    result = run(chosen, folder, resume=resume is not None, quiet=quiet)
+    show(result)
+    from xbm.report.runs import report_runs
+
+    report_runs([folder], folder / "report.html")
+    print(folder)
+
+
+def parse_settings(settings: list[str] | None) -> dict[str, str]:
+    pairs = {}
+    for setting in settings or []:
+        key, equals, value = setting.partition("=")
+        if not equals:
+            raise InputError(f"--set {setting} is not key=value: write for example --set memory.ratio=0.5")
+        pairs[key.strip()] = value.strip()
+    return pairs
+
+
+def show(result: dict) -> None:
+    """The final figures as a table, one protocol a row."""
+    from rich.console import Console
+    from rich.table import Table
+
+    protocols = result["protocols"]
+    first = next(iter(protocols.values()))
+    names = [name for name in first if not name.endswith("_std") and name not in ("queries", "without_relevant")]
+    table = Table("protocol", *names)
+    for protocol, scores in protocols.items():
+        table.add_row(protocol, *(f"{100 * scores[name]:.2f}" if name in scores else "" for name in names))
+    Console().print(table)

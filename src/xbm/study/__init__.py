@@ -1,0 +1,1 @@
+"""Experiments: many runs put together to show something."""

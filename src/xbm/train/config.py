@@ -1,0 +1,221 @@
+"""The one typed object that describes a run, and the strict way into it: an unknown key names the nearest valid one."""
+
+import types
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from xbm.errors import InputError, unknown
+
+
+@dataclass(frozen=True)
+class Data:
+    name: str = "glyphs"  # glyphs, a benchmark of `xbm datasets`, or "own" for a folder or table
+    root: str | None = None  # where the data lies
+    store: str | None = None  # a store made by `xbm prepare`
+    feed: str = "auto"  # decode, store, resident; auto: store if there is one, resident on a GPU or in memory, else decode
+    augmentation: str = "paper"  # paper: 256² then random 224 crop and flip; official: random resized crop; shift: small images
+    resize: int = 256
+    crop: int = 224
+    holdout: float = 0.0  # share of the training classes kept out, to choose by; 0 trains on all of them
+    skip_problems: bool = False  # leave broken, tiny, duplicate and single images out of training
+
+
+@dataclass(frozen=True)
+class Model:
+    trunk: str = "googlenet"  # googlenet, resnet50, bn_inception, efficientnet_lite0, small, timm/NAME
+    dim: int = 512  # D
+    pooling: str = "average"  # average (the paper) or max (its released code)
+    weights: str = "imagenet"  # imagenet, none, or a file
+    freeze_batch_norm: bool = False  # a trick the supplementary names for CUB and Cars
+    trunk_lr: float = 1.0  # the trunk's learning rate as a share of the head's (the supplementary: 0.1)
+
+
+@dataclass(frozen=True)
+class Batch:
+    size: int = 64  # m
+    per_class: int = 4  # K
+    sampler: str = "pk"  # pk or shuffle
+    accumulate: int = 1  # batches per optimizer step
+
+
+@dataclass(frozen=True)
+class Loss:
+    name: str = "contrastive"
+    reduction: str = "sum"  # sum is the paper; mean averages an anchor's pairs
+    options: dict[str, float] = field(default_factory=dict)  # e.g. {margin: 0.5}
+    exclude: str = "copy"  # which rows are the anchor itself: copy (the paper's code) or instance
+
+
+@dataclass(frozen=True)
+class Memory:
+    ratio: float = 1.0  # R_M = M / N; 0 trains without memory
+    update: str = "queue"  # queue, moving_average, backprop
+    momentum: float = 0.0  # m of the keyed updates
+    alpha: float = 0.0  # α of backprop
+    updates_per_step: int = 1  # ×n: batches enqueued per step in all
+    start: int = 1000  # iterations of warm-up without memory
+    fill: bool = True  # start from embeddings of random training images; False: start empty
+    batch_weight: float = 0.0  # of the in-batch loss once the memory is on (Algorithm 1: 0)
+    weight: float = 1.0  # of the loss against the memory
+    dtype: str = "float32"
+
+
+@dataclass(frozen=True)
+class Optim:
+    lr: float = 3e-4
+    weight_decay: float = 5e-4
+    iterations: int = 34_000
+    decay_at: tuple[int, ...] = (24_000,)  # lr × 0.1 at each
+    schedule: str = "step"  # step, or plateau: × 0.1 when the loss stalls (the released code)
+    precision: str = "auto"  # fp32, bf16, fp16; auto: bf16 on a GPU, fp32 on a CPU
+
+
+@dataclass(frozen=True)
+class Log:
+    every: int = 100  # iterations between two lines of metrics
+    evaluate_every: int = 0  # on the held-out classes; 0 = only at the end
+    checkpoint_every: int = 500
+    wandb: bool = False
+
+
+@dataclass(frozen=True)
+class Config:
+    preset: str = "glyphs"
+    recipe: str = "paper"
+    seed: int = 0
+    device: str = "auto"
+    data: Data = Data()
+    model: Model = Model()
+    batch: Batch = Batch()
+    loss: Loss = Loss()
+    memory: Memory = Memory()
+    optim: Optim = Optim()
+    log: Log = Log()
+
+
+def from_dict(values: Mapping[str, Any], kind: type = Config, where: str = "") -> Any:
+    """A dataclass from plain values.
+
+    Raises:
+        InputError: an unknown key (naming the nearest valid one) or a value of the wrong type.
+    """
+    hints = get_type_hints(kind)
+    made = {}
+    for key, value in values.items():
+        path = f"{where}{key}"
+        if key not in hints:
+            raise unknown("setting", path, [f"{where}{name}" for name in hints])
+        made[key] = _convert(value, hints[key], path)
+    return kind(**made)
+
+
+def override(config: Config, settings: Mapping[str, Any]) -> Config:
+    """The config with some settings changed: {"memory.ratio": 0.5}.
+
+    Example:
+        >>> override(Config(), {"memory.ratio": "0.5"}).memory.ratio
+        0.5
+    """
+    for path, value in settings.items():
+        config = _override(config, path.split("."), value, path)
+    return config
+
+
+def leaves(kind: type = Config, prefix: str = "") -> list[str]:
+    """Every setting by its full name."""
+    names = []
+    for name, hint in get_type_hints(kind).items():
+        names += leaves(hint, f"{prefix}{name}.") if isinstance(hint, type) and is_dataclass(hint) else [f"{prefix}{name}"]
+    return names
+
+
+def _override(node: Any, path: list[str], value: Any, full: str) -> Any:
+    hints = get_type_hints(type(node))
+    if path[0] not in hints or (len(path) == 1) == is_dataclass(hints[path[0]]):
+        raise unknown("setting", full, leaves())
+    if len(path) > 1:
+        return replace(node, **{path[0]: _override(getattr(node, path[0]), path[1:], value, full)})
+    return replace(node, **{path[0]: _convert(value, hints[path[0]], full)})
+
+
+def _convert(value: Any, hint: Any, path: str) -> Any:
+    if is_dataclass(hint):
+        if not isinstance(value, Mapping):
+            raise InputError(f"{path} must be a section with keys ({', '.join(f.name for f in fields(hint))}), not {value!r}")
+        return from_dict(value, hint if isinstance(hint, type) else type(hint), f"{path}.")
+    origin = get_origin(hint)
+    if origin in (Union, types.UnionType):  # X | None
+        if value is None or (isinstance(value, str) and value.lower() in ("none", "null")):
+            return None
+        return _convert(value, next(a for a in get_args(hint) if a is not type(None)), path)
+    try:
+        if origin is tuple:
+            items = value.replace(",", " ").split() if isinstance(value, str) else value
+            return tuple(_convert(item, get_args(hint)[0], path) for item in items)
+        if origin is dict:
+            import yaml
+
+            parsed = yaml.safe_load(value) if isinstance(value, str) else value
+            return {str(k): _number(v) for k, v in dict(parsed or {}).items()}
+        if hint is bool:
+            return _boolean(value)
+        if hint is int:
+            whole = int(str(value).replace("_", "")) if isinstance(value, str) else value
+            if isinstance(whole, bool) or whole != int(whole):
+                raise ValueError
+            return int(whole)
+        if hint is float:
+            if isinstance(value, bool):
+                raise ValueError
+            return float(value)
+        if not isinstance(value, str):
+            raise ValueError
+        return value
+    except (ValueError, TypeError, AttributeError):
+        wanted = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}.get(hint, str(hint))
+        raise InputError(f"{path} must be {wanted}, not {value!r}") from None
+
+
+def _number(value: Any) -> float:
+    return value if isinstance(value, bool) else float(value)
+
+
+def _boolean(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.lower() in ("true", "false", "yes", "no", "on", "off"):
+        return value.lower() in ("true", "yes", "on")
+    raise ValueError
+
+
+def to_dict(config: Config) -> dict[str, Any]:
+    """Plain values that YAML can hold."""
+
+    def plain(x: Any) -> Any:
+        if isinstance(x, dict):
+            return {k: plain(v) for k, v in x.items()}
+        return [plain(v) for v in x] if isinstance(x, tuple | list) else x
+
+    return plain(asdict(config))
+
+
+def save(config: Config, path: Path) -> None:
+    import yaml
+
+    path.write_text(yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True))
+
+
+def load(path: Path) -> Config:
+    import yaml
+
+    try:
+        values = yaml.safe_load(path.read_text())
+    except FileNotFoundError:
+        raise InputError(f"{path} does not exist: give a run folder or a config file") from None
+    except yaml.YAMLError as error:
+        raise InputError(f"{path} is not valid YAML ({' '.join(str(error).split())}): mend it") from None
+    if not isinstance(values, Mapping):
+        raise InputError(f"{path} does not hold settings: write `section:` and `key: value` lines")
+    return from_dict(values)

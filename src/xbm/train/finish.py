@@ -1,0 +1,151 @@
+"""The end of a run: scores by the data set's own protocol, and the examples that the report shows."""
+
+import json
+import os
+import platform
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from xbm.data.feeds import sweep
+from xbm.data.images import ImageSet, Protocol
+from xbm.retrieval import cumulative, nearest
+from xbm.retrieval import score as score_protocol
+from xbm.train import task
+from xbm.train.console import Console
+from xbm.train.job import Job
+
+NEIGHBOURS = 8  # retrieved images kept for each query
+SHOWN = 12  # anchors whose mined negatives are kept
+MINED = 10  # negatives kept for each
+
+
+@torch.no_grad()
+def embed(job: Job, images: ImageSet) -> Tensor:
+    """(N, D): the embeddings of a set, on the CPU, by the model in eval mode."""
+    feed = task.feed_of(images, job.config, job.augmentation, job.device)
+    was_training = job.model.training
+    job.model.eval()
+    with job.autocast():
+        parts = [job.model(batch).float().cpu() for batch, _, _ in sweep(feed, 256, device=job.device)]
+    job.model.train(was_training)
+    return torch.cat(parts)
+
+
+def score(job: Job, kept: dict[int, Tensor] | None = None) -> dict[str, dict[str, float]]:
+    """Every protocol's figures. `kept` collects the embeddings by the identity of their set: protocols share sets."""
+    kept = {} if kept is None else kept
+    found = {}
+    for protocol in job.dataset.protocols:
+        for images in (protocol.query, protocol.gallery):
+            if images is not None and id(images) not in kept:
+                kept[id(images)] = embed(job, images)
+        gallery = None if protocol.gallery is None else kept[id(protocol.gallery)].to(job.device)
+        found[protocol.name] = score_protocol(protocol, kept[id(protocol.query)].to(job.device), gallery)
+    return found
+
+
+def finish(job: Job, console: Console) -> dict[str, Any]:
+    """Scores the finished run, writes `result.json` and `examples.npz`, and returns the figures."""
+    console.say("scoring " + ", ".join(protocol.name for protocol in job.dataset.protocols))
+    kept: dict[int, Tensor] = {}
+    scores = score(job, kept)
+    first = job.dataset.protocols[0]
+    curve = recall_curve(first, kept)
+    result: dict[str, Any] = {
+        **scores[first.name],
+        "protocol": first.name,
+        "curve": curve,
+        "protocols": scores,
+        "iterations": job.config.optim.iterations,
+        "seed": job.config.seed,
+        "seconds_per_iteration": 1 / console.speed if console.speed > 0 else None,
+        "notes": [list(note) for note in job.watch.notes],
+        "data": {
+            "name": job.dataset.name,
+            "train_images": len(job.dataset.train),
+            "train_classes": job.dataset.train.num_classes,
+        },
+        "versions": {"python": platform.python_version(), "torch": torch.__version__, "device": device_name(job.device)},
+        "finished": time.strftime("%Y-%m-%dT%H:%M:%S"),
+    }
+    write_examples(job, kept)
+    write_json(job.folder / "result.json", result)
+    return result
+
+
+def recall_curve(protocol: Protocol, kept: dict[int, Tensor], up_to: int = 32) -> list[float]:
+    """Recall@K for K = 1, 2, ..."""
+    queries, labels = kept[id(protocol.query)], torch.as_tensor(protocol.query.labels)
+    if protocol.gallery is None:
+        return cumulative(queries, labels, up_to=up_to).tolist()
+    gallery_labels = torch.as_tensor(protocol.gallery.labels)
+    return cumulative(queries, labels, kept[id(protocol.gallery)], gallery_labels, up_to=up_to).tolist()
+
+
+def device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu, {torch.get_num_threads()} threads"
+
+
+def write_json(path: Path, value: Any) -> None:
+    beside = path.with_name(path.name + ".part")
+    beside.write_text(json.dumps(value, indent=2) + "\n")
+    os.replace(beside, path)
+
+
+def write_examples(job: Job, kept: dict[int, Tensor]) -> None:
+    """Retrieved images of every query, and negatives mined for some anchors, as indices: the report opens the images."""
+    first = job.dataset.protocols[0]
+    queries = kept[id(first.query)]
+    if first.gallery is None:
+        own = torch.arange(len(queries))
+        similarity, index = nearest(queries, queries, min(NEIGHBOURS, len(queries) - 1), own, own)
+    else:
+        gallery = kept[id(first.gallery)]
+        similarity, index = nearest(queries, gallery, min(NEIGHBOURS, len(gallery)))
+    found = {"neighbours": index.numpy(), "similarities": similarity.numpy(), **mine(job)}
+    beside = job.folder / "examples.part.npz"
+    np.savez_compressed(beside, **found)  # type: ignore[arg-type]
+    os.replace(beside, job.folder / "examples.npz")
+
+
+@torch.no_grad()
+def mine(job: Job) -> dict[str, np.ndarray]:
+    """For some anchors of one more batch: a positive, the hardest negatives of the batch, and those of the memory.
+
+    Memory negatives are taken uniformly over the sorted similarities above 0.5, from hard to simple, as in the paper's
+    supplementary figure 2; where fewer pass, the hardest ones are shown.
+    """
+    indices = job.sampler.batch(job.config.optim.iterations * max(1, job.config.batch.accumulate))
+    ids, labels = torch.from_numpy(indices), torch.from_numpy(np.asarray(job.dataset.train.labels))
+    job.model.eval()
+    with job.autocast():
+        anchors = job.model(job.feed.test(indices).to(job.device)).float().cpu()
+    picked = np.linspace(0, len(indices) - 1, min(SHOWN, len(indices))).astype(int)
+    rows: dict[str, list] = {"anchor": [], "positive": [], "batch": [], "batch_s": [], "memory": [], "memory_s": []}
+    bank = job.memory if job.memory is not None and len(job.memory) else None
+    for a in picked:
+        label = labels[ids[a]]
+        same = (labels == label).nonzero()[:, 0]
+        others = same[same != ids[a]]
+        rows["anchor"].append(int(ids[a]))
+        rows["positive"].append(int(others[0]) if len(others) else int(ids[a]))
+        pools = {"batch": (anchors, ids)}
+        if bank is not None:
+            pools["memory"] = (bank.embeddings.float().cpu(), bank.ids.cpu())
+        for name, (pool, pool_ids) in pools.items():
+            s = torch.where(labels[pool_ids] != label, pool @ anchors[a], -torch.inf)
+            order = s.argsort(descending=True)[: int((s > -torch.inf).sum())]
+            hard = order[s[order] > 0.5]
+            if name == "memory" and len(hard) >= MINED:
+                order = hard[torch.linspace(0, len(hard) - 1, MINED).long()]
+            order = order[:MINED]
+            index, similarity = np.full(MINED, -1), np.full(MINED, np.nan)
+            index[: len(order)], similarity[: len(order)] = pool_ids[order].numpy(), s[order].numpy()
+            rows[name].append(index)
+            rows[f"{name}_s"].append(similarity)
+    return {f"mined_{key}": np.array(value) for key, value in rows.items()}

@@ -1,0 +1,201 @@
+"""Everything a training run holds while it runs: built from a config, saved to and restored from one checkpoint."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from xbm.data.feeds import Batches
+from xbm.data.images import Dataset
+from xbm.drift import Drift
+from xbm.errors import InputError, unknown
+from xbm.memory import statistics_kept
+from xbm.models import parameter_groups
+from xbm.train import task
+from xbm.train.checkpoint import read_checkpoint, write_checkpoint
+from xbm.train.config import Config, to_dict
+from xbm.train.watch import Watch
+
+Batch = tuple[Tensor, Tensor, Tensor]  # images, labels, ids
+TALLY = ("loss", "batch_loss", "memory_loss", "valid_negatives_batch", "valid_negatives_memory")
+PROBES = 32  # images whose drift is watched
+
+
+class Iteration(NamedTuple):
+    """What one optimizer step sees: usually one batch of anchors and nothing extra."""
+
+    step: int
+    extra: list[Batch]  # only enqueued: the ×n update
+    anchors: list[Batch]  # compared with the memory; several when gradients are accumulated
+
+
+class Job:
+    """Model, optimizer, memory and the rest of a run's state; `iterations` yields its data from any step on."""
+
+    def __init__(self, config: Config, dataset: Dataset, folder: Path) -> None:
+        self.config, self.dataset, self.folder = config, dataset, folder
+        self.device = task.pick_device(config.device)
+        torch.manual_seed(config.seed)
+        self.model = task.model_of(config).to(self.device)
+        self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.loss_fn = task.loss_of(config)
+        memory = task.memory_of(config, len(dataset.train))
+        self.memory = memory.to(self.device) if memory is not None else None
+        self.augmentation = task.augmentation_of(config, self.model)
+        self.feed = task.feed_of(dataset.train, config, self.augmentation, self.device)
+        self.sampler = task.sampler_of(dataset.train, config)
+
+        optim = config.optim
+        groups = parameter_groups(self.model, optim.lr, config.model.trunk_lr)
+        fused = self.device.type == "cuda"
+        self.optimizer = torch.optim.Adam(groups, lr=optim.lr, weight_decay=optim.weight_decay, fused=fused)
+        self._base = [group["lr"] for group in self.optimizer.param_groups]
+        if optim.schedule not in ("step", "plateau"):
+            raise unknown("optim.schedule", optim.schedule, ["step", "plateau"])
+        self.plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(self.optimizer, factor=0.1, patience=5)
+        self.precision = self._precision(optim.precision)
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == torch.float16)
+
+        probes = np.linspace(0, len(dataset.train) - 1, min(PROBES, len(dataset.train))).astype(np.int64)
+        images = self.feed.test(probes).to(self.device)
+        self.drift = Drift(images, config.model.dim, every=max(10, config.log.every // 10 * 10)).to(self.device)
+        self.watch = Watch(config.memory.start if memory is not None else config.optim.iterations)
+        self.tally = torch.zeros(len(TALLY), dtype=torch.float64, device=self.device)  # sums since the last line of metrics
+        self.tallied = 0
+        self.best = -1.0
+
+    def _precision(self, name: str) -> torch.dtype:
+        known = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+        if name == "auto":
+            return torch.bfloat16 if self.device.type == "cuda" else torch.float32
+        if name not in known:
+            raise unknown("optim.precision", name, ["auto", *known])
+        return known[name]
+
+    def autocast(self) -> AbstractContextManager:
+        return torch.autocast(self.device.type, self.precision, enabled=self.precision != torch.float32)
+
+    # ---------------------------------------------------------------- data
+
+    def iterations(self, start: int) -> Iterator[Iteration]:
+        """From iteration `start` to the last: batches are a function of (seed, step), so any start is exact."""
+        n, parts = self.config.memory.updates_per_step, self.config.batch.accumulate
+        if self.memory is None:
+            n = 1
+        if n < 1 or parts < 1:
+            raise InputError("memory.updates_per_step and batch.accumulate count batches: give at least 1")
+        each = n * parts
+        batches = Batches(self.feed, self.sampler, start * each, self.config.optim.iterations * each, device=self.device)
+        extra: list[Batch] = []
+        anchors: list[Batch] = []
+        for tick, images, labels, ids in batches:
+            (anchors if tick % n == n - 1 else extra).append((images, labels, ids))
+            if tick % each == each - 1:
+                yield Iteration(tick // each, extra, anchors)
+                extra, anchors = [], []
+
+    def random_images(self) -> Iterator[Batch]:
+        """The training images once, in random order: what the memory is filled from."""
+        order = np.random.default_rng([self.config.seed, 1]).permutation(len(self.dataset.train))
+        late = self.config.optim.iterations * self.config.memory.updates_per_step * self.config.batch.accumulate
+        for k, start in enumerate(range(0, len(order), self.config.batch.size)):
+            indices = order[start : start + self.config.batch.size]
+            if len(indices) > 1:  # batch norm cannot be trained on a single image
+                ids = self.feed.ids(indices).to(self.device)
+                images = self.feed.train(indices, late + k).to(self.device)  # views that training never shows
+                yield images, self.feed.labels.to(self.device)[ids], ids
+
+    # ---------------------------------------------------------------- steps
+
+    def start_memory(self) -> None:
+        """Initialises the memory with the warm model, unless the recipe leaves it empty."""
+        if self.memory is not None and self.config.memory.fill:
+            with self.autocast():
+                self.memory.fill(self.model, self.random_images())
+
+    @torch.no_grad()
+    def enqueue_extra(self, batches: list[Batch]) -> None:
+        """The ×n update: more batches into the memory, without gradient and without a trace in the model."""
+        if not batches or self.memory is None:
+            return
+        with statistics_kept(self.model), self.autocast():
+            for images, labels, ids in batches:
+                self.memory.enqueue(self.model(images), labels, ids)
+
+    def set_learning_rate(self, step: int) -> float:
+        if self.config.optim.schedule == "step":
+            factor = 0.1 ** sum(step >= at for at in self.config.optim.decay_at)
+            for group, base in zip(self.optimizer.param_groups, self._base):
+                group["lr"] = base * factor
+        return self.optimizer.param_groups[-1]["lr"]
+
+    def update(self) -> None:
+        """The optimizer's step, and the memory's own where it has one."""
+        self.scaler.unscale_(self.optimizer)
+        if self.memory is not None and self.memory.rows.grad is not None and self.scaler.is_enabled():
+            self.memory.rows.grad /= self.scaler.get_scale()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.memory is not None:
+            self.memory.step()
+
+    # ---------------------------------------------------------------- state
+
+    @property
+    def last(self) -> Path:
+        return self.folder / "checkpoints" / "last.pt"
+
+    def save(self, step: int, path: Path | None = None) -> None:
+        """Everything that a bit-for-bit resume from iteration `step` needs."""
+        state = {
+            "step": step,
+            "config": to_dict(self.config),
+            "classes": [str(name) for name in self.dataset.train.class_names],
+            "images": len(self.dataset.train),
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "plateau": _plain(self.plateau.state_dict()),
+            "scaler": self.scaler.state_dict(),
+            "memory": None if self.memory is None else self.memory.state_dict(),
+            "drift": self.drift.state_dict(),
+            "watch": self.watch.state_dict(),
+            "tally": self.tally,
+            "tallied": self.tallied,
+            "best": self.best,
+            "rng": torch.get_rng_state(),
+            "cuda_rng": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
+        }
+        write_checkpoint(path or self.last, state)
+
+    def restore(self) -> int:
+        """Loads the last checkpoint and returns the iteration to go on with."""
+        state = read_checkpoint(self.last, self.device)
+        if state["images"] != len(self.dataset.train):
+            raise InputError(
+                f"this run was trained on {state['images']} images and there are {len(self.dataset.train)} now: "
+                "restore the data, or start a new run"
+            )
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.plateau.load_state_dict(state["plateau"])
+        self.scaler.load_state_dict(state["scaler"])
+        if self.memory is not None:
+            self.memory.load_state_dict(state["memory"])
+        self.drift.load_state_dict(state["drift"])
+        self.watch.load_state_dict(state["watch"])
+        self.tally.copy_(state["tally"])
+        self.tallied, self.best = state["tallied"], state["best"]
+        torch.set_rng_state(state["rng"].cpu())
+        if state["cuda_rng"] is not None and self.device.type == "cuda":
+            torch.cuda.set_rng_state(state["cuda_rng"].cpu(), self.device)
+        return int(state["step"])
+
+
+def _plain(state: dict) -> dict:
+    """Only what a checkpoint read without code may hold."""
+    return {key: value for key, value in state.items() if isinstance(value, int | float | str | bool | list | type(None))}

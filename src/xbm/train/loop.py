@@ -1,0 +1,117 @@
+"""Training with a cross-batch memory, as the paper's Algorithm 1:
+
+train network f conventionally with K epochs            warm-up: `memory.start` iterations
+initialize XBM as queue M                               job.start_memory()
+for x, y in loader:                                     job.iterations(...)
+    anchors = f.forward(x)                              model(images)
+    enqueue(M, (anchors.detach(), y)); dequeue(M)       memory.enqueue(...)
+    sim = anchors · M.feats                             loss_fn(anchors, labels, memory): product, weights
+    loss = pair_based_loss(sim, y, M.labels)            and gradient in one pass over the bank
+    loss.backward(); optimizer.step()                   job.update()
+"""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from xbm.errors import InputError
+from xbm.train import task
+from xbm.train.config import Config, save, to_dict
+from xbm.train.console import Console
+from xbm.train.finish import finish, score
+from xbm.train.job import TALLY, Job
+from xbm.train.metrics import Metrics
+from xbm.train.watch import spread_of
+
+
+def train(config: Config, folder: Path, resume: bool = False, quiet: bool = False) -> dict[str, Any]:
+    """Trains as `config` says, writes everything under `folder`, and returns the final figures."""
+    dataset = task.read_checked(config)
+    folder.mkdir(parents=True, exist_ok=True)
+    save(config, folder / "config.yaml")
+    job = Job(config, dataset, folder)
+    start = job.restore() if resume and job.last.exists() else 0
+    metrics = Metrics(folder, start, to_dict(config) if config.log.wandb else None)
+    with Console(config, start, quiet) as console:
+        console.say(f"{config.data.name}: {len(dataset.train)} images of {dataset.train.num_classes} classes on {job.device}")
+        run(job, start, metrics, console)
+        metrics.close()
+        return finish(job, console)
+
+
+def run(job: Job, start: int, metrics: Metrics, console: Console) -> None:
+    config, model, memory, loss_fn = job.config, job.model, job.memory, job.loss_fn
+    for step, extra, batches in job.iterations(start):
+        model.train()
+        job.set_learning_rate(step)
+        remembering = step >= config.memory.start and memory is not None
+        if step == config.memory.start:
+            job.start_memory()
+        if remembering:
+            job.enqueue_extra(extra)
+
+        for images, labels, ids in batches:
+            with job.autocast():
+                anchors = model(images)
+            with torch.set_grad_enabled(not remembering or config.memory.batch_weight > 0):
+                in_batch, stats = loss_fn(anchors, labels, ids=ids, return_stats=True)
+            loss, against, mined = in_batch, torch.zeros_like(in_batch), torch.zeros_like(in_batch)
+            if remembering and memory is not None:
+                memory.enqueue(anchors.detach(), labels, ids)
+                against, found = loss_fn(anchors, labels, memory, ids=ids, return_stats=True)
+                loss = config.memory.batch_weight * in_batch + config.memory.weight * against
+                mined = found.valid_negatives.sum()
+            job.scaler.scale(loss / len(batches)).backward()
+            job.tally += torch.stack(
+                [x.detach().double() for x in (loss, in_batch, against, stats.valid_negatives.sum(), mined)]
+            )
+            job.tallied += 1
+
+        job.update()
+        finite(job, step, loss)
+        drifts = job.drift(step + 1, model)  # θ after this step
+        if (step + 1) % config.log.every == 0 or step + 1 == config.optim.iterations:
+            row = line(job, step, anchors, drifts)
+            if config.log.evaluate_every and (step + 1) % config.log.evaluate_every == 0:
+                row["recall@1"] = next(iter(score(job).values()))["recall@1"]
+                if row["recall@1"] > job.best:
+                    job.best = row["recall@1"]
+                    job.save(step + 1, job.folder / "checkpoints" / "best.pt")
+            metrics.write(row, console.speed)
+            for warning in job.watch.look(row):
+                console.say(f"warning: {warning}")
+            console.show(row)
+        console.advance(step + 1)
+        if (step + 1) % config.log.checkpoint_every == 0 or step + 1 == config.optim.iterations:
+            finite(job, step, loss, look=True)
+            job.save(step + 1)
+
+
+def line(job: Job, step: int, anchors: torch.Tensor, drifts: dict[int, torch.Tensor]) -> dict[str, float]:
+    """One line of metrics: means since the last line. This is where a run waits for its device."""
+    means = (job.tally / max(1, job.tallied)).tolist()
+    job.tally.zero_()
+    job.tallied = 0
+    row = {"step": float(step), "lr": job.set_learning_rate(step), **dict(zip(TALLY, means))}
+    cosine, rank = spread_of(anchors)
+    row |= {"mean_cosine": float(cosine), "effective_rank": float(rank)}
+    row |= {f"drift_{delta}": float(value) for delta, value in drifts.items()}
+    if job.memory is None or step < job.config.memory.start:
+        row["memory_loss"] = row["valid_negatives_memory"] = math.nan
+    else:
+        job.memory.check()
+    if job.config.optim.schedule == "plateau":
+        job.plateau.step(row["loss"])
+    return row
+
+
+def finite(job: Job, step: int, loss: torch.Tensor, look: bool = False) -> None:
+    """Stops a run whose loss is no longer a number, before it can overwrite a good checkpoint."""
+    if (look or job.device.type == "cpu") and not bool(torch.isfinite(loss.detach())):
+        kept = f"the last good checkpoint is {job.last}" if job.last.exists() else "no checkpoint had been written yet"
+        raise InputError(
+            f"iteration {step}: the loss is not finite; {kept}: try a lower optim.lr, optim.precision=fp32, "
+            "or loss.reduction=mean, in a new run"
+        )
