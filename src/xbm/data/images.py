@@ -60,7 +60,9 @@ class ImageSet:
             with Image.open(path) as file:
                 if at_least is not None and self.boxes is None:
                     file.draft(None, (at_least, at_least))
-                image = ImageOps.exif_transpose(file).convert("RGB")
+                ImageOps.exif_transpose(file, in_place=True)
+                file.load()
+                image = file if file.mode == "RGB" else file.convert("RGB")  # copies hold up the other threads
         except FileNotFoundError:
             raise InputError(f"{path} is missing: restore it, or take it off the list it is named in") from None
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:

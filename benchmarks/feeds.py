@@ -1,0 +1,130 @@
+"""Images per second of the three feeds on this machine's cores, against decoding with plain Pillow in one process.
+
+    python -m benchmarks.feeds
+
+500 JPEGs of 480 × 360 (noise of several wavelengths, about as large as photographs), batches of 64, 224² crops. All ways run in
+turn, several rounds, and the median counts, so that a busy machine slows them alike. Files are in the page cache. Torch's own
+threads are off, for plain Pillow's sake: on operations this small they cost it more than they give.
+"""
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from xbm.data.feeds import Batches, DecodeFeed, Feed, ResidentFeed, StoreFeed
+from xbm.data.images import ImageSet
+from xbm.data.ordered import default_workers
+from xbm.data.samplers import PKSampler
+from xbm.data.store import open_store, prepare
+from xbm.data.transforms import IMAGENET_MEAN, IMAGENET_STD, OFFICIAL, PAPER
+
+COUNT, WIDTH, HEIGHT, BATCH, ROUNDS = 500, 480, 360, 64, 7
+
+
+def picture(seed: int) -> Image.Image:
+    """A made picture that compresses about as a photograph does."""
+    rng = np.random.default_rng(seed)
+    total = np.full((HEIGHT, WIDTH, 3), 128.0, np.float32)
+    for rows in (6, 24, 90, 360):
+        waves = rng.normal(scale=40 * (6 / rows) ** 0.35, size=(3, rows, rows * WIDTH // HEIGHT)).astype(np.float32)
+        planes = [Image.fromarray(wave).resize((WIDTH, HEIGHT), Image.Resampling.BICUBIC) for wave in waves]
+        total += np.stack([np.asarray(plane) for plane in planes], axis=2)
+    return Image.fromarray(total.clip(0, 255).astype(np.uint8))
+
+
+def made(root: Path) -> ImageSet:
+    paths = [f"{number}.jpg" for number in range(COUNT)]
+    for number, path in enumerate(paths):
+        picture(number).save(root / path, quality=90)
+    labels = np.arange(COUNT) // 5
+    return ImageSet("made", labels, [str(label) for label in range(COUNT // 5)], root=root, paths=paths)
+
+
+def plain(path: Path, rng: np.random.Generator) -> Tensor:
+    """What a textbook loader does with one image."""
+    image = Image.open(path).convert("RGB").resize((256, 256), Image.Resampling.BILINEAR)
+    left, top = rng.integers(0, 33, 2).tolist()
+    image = image.crop((left, top, left + 224, top + 224))
+    if rng.random() < 0.5:
+        image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    tensor = torch.from_numpy(np.array(image)).permute(2, 0, 1).float().div(255)
+    mean, std = (torch.tensor(each).view(3, 1, 1) for each in (IMAGENET_MEAN, IMAGENET_STD))
+    return tensor.sub(mean).div(std)
+
+
+def by_hand(images: ImageSet, sampler: PKSampler, batches: int) -> Iterable[Tensor]:
+    assert images.root is not None and images.paths is not None
+    rng = np.random.default_rng(0)
+    for step in range(batches):
+        yield torch.stack([plain(images.root / images.paths[index], rng) for index in sampler.batch(step)])
+
+
+def rows() -> list[dict[str, object]]:
+    """One row a way to feed: images per second (median of the rounds) and how many times plain Pillow's that is."""
+    torch.set_num_threads(1)
+    threads = default_workers()
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        (root / "images").mkdir()
+        images = made(root / "images")
+        sampler = PKSampler(images.labels, 16, 4, seed=0)
+        stores = {
+            each.mode: open_store(prepare(images, root / each.mode, each.resize, each.mode, quiet=True), images)
+            for each in (PAPER, OFFICIAL)
+        }
+
+        def ahead(feed: Feed, workers: int | None = None) -> Callable[[int], Iterable[object]]:
+            return lambda batches: Batches(feed, sampler, stop_step=batches, workers=workers)
+
+        resident = ResidentFeed(stores["square"], PAPER, quiet=True)
+        ways: dict[str, tuple[int, Callable[[int], Iterable[object]]]] = {
+            "plain Pillow, one process": (4, lambda batches: by_hand(images, sampler, batches)),
+            f"decode, {threads} threads": (6, ahead(DecodeFeed(images, PAPER))),
+            f"store, {threads} threads": (40, ahead(StoreFeed(stores["square"], PAPER))),
+            "store, 1 thread": (40, ahead(StoreFeed(stores["square"], PAPER), workers=1)),
+            f"store, resized crops, {threads} threads": (40, ahead(StoreFeed(stores["shorter"], OFFICIAL))),
+            f"resident in main memory, {threads} threads": (40, ahead(resident, workers=threads)),
+        }
+        if torch.cuda.is_available():
+            ways["resident on the GPU"] = (200, ahead(ResidentFeed(stores["square"], PAPER, device="cuda", quiet=True)))
+            official = ResidentFeed(stores["shorter"], OFFICIAL, device="cuda", quiet=True)
+            ways["resident on the GPU, resized crops"] = (200, ahead(official))
+        speeds: dict[str, list[float]] = {name: [] for name in ways}
+        for number in range(ROUNDS + 1):
+            for name, (batches, way) in ways.items():
+                speed = _speed(way, batches)
+                if number:  # the first round warms up
+                    speeds[name].append(speed)
+    median = {name: statistics.median(each) for name, each in speeds.items()}
+    first = next(iter(median.values()))
+    return [{"feed": name, "images per second": speed, "times plain": speed / first} for name, speed in median.items()]
+
+
+def _speed(way: Callable[[int], Iterable[object]], batches: int) -> float:
+    start = time.perf_counter()
+    for _ in way(batches):
+        pass
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return batches * BATCH / (time.perf_counter() - start)
+
+
+def main() -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("feed", "images / s", "× plain Pillow", title=f"{COUNT} JPEGs of {WIDTH} × {HEIGHT}, batches of {BATCH}")
+    for row in rows():
+        table.add_row(str(row["feed"]), f"{row['images per second']:,.0f}", f"{row['times plain']:.1f}")
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

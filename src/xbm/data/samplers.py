@@ -1,0 +1,232 @@
+"""Which images make up a batch: a pure function of (seed, step), so a resumed run goes on exactly where it stopped.
+
+Random numbers come from a counter-based generator (`scramble`), not from one with a state: the same bits from NumPy and
+from torch, on every platform, and nothing that a checkpoint would have to carry.
+"""
+
+from collections import deque
+from typing import TYPE_CHECKING, TypeVar, Union
+
+import numpy as np
+
+from xbm.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Words = TypeVar("Words", np.ndarray, "Tensor")  # int64, at least one dimension: NumPy warns when a scalar wraps around
+
+
+def _signed(word: int) -> int:
+    return (word + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+_GAMMA = _signed(0x9E3779B97F4A7C15)
+_FIRST = _signed(0xBF58476D1CE4E5B9)
+_SECOND = _signed(0x94D049BB133111EB)
+
+
+def scramble(words: Words) -> Words:
+    """The splitmix64 step: a bijection of 64-bit words whose output looks random even on consecutive numbers.
+
+    Example:
+        >>> scramble(np.array([0, 1])).tolist()
+        [-2152535657050944081, -7995527694508729151]
+    """
+    # A shift of a signed word drags its sign along; the mask makes it the unsigned shift.
+    words = words + _GAMMA
+    words = (words ^ ((words >> 30) & ((1 << 34) - 1))) * _FIRST
+    words = (words ^ ((words >> 27) & ((1 << 37) - 1))) * _SECOND
+    return words ^ ((words >> 31) & ((1 << 33) - 1))
+
+
+def stream(seed: int, step: Union[int, "Tensor"], ids: Words) -> Words:
+    """One random word an instance, a function of (seed, step, id) alone; `scramble(word ^ k)` is its k-th draw.
+
+    Where `ids` is a tensor, `step` may be one too, on the same device: nothing waits for the host.
+    """
+    base = int(scramble(np.array([_signed(seed)]))[0])
+    return scramble(scramble(ids ^ base) ^ step)
+
+
+def _keys(seed: int, epoch: int, count: int, purpose: int) -> np.ndarray:
+    # Augmentation draws with k below 64 from the same streams.
+    return scramble(stream(seed, epoch, np.arange(count, dtype=np.int64)) ^ (64 + purpose))
+
+
+def _shuffled(seed: int, epoch: int, count: int, purpose: int) -> np.ndarray:
+    return np.argsort(_keys(seed, epoch, count, purpose), kind="stable")
+
+
+def _share(items: int, what: str, rank: int, world: int) -> slice:
+    if not 0 <= rank < world:
+        raise InputError(f"rank {rank} of {world} processes does not exist: ranks count from 0")
+    if items < world:
+        raise InputError(f"{items} {what} cannot be shared by {world} processes: take larger batches or fewer processes")
+    return slice(items * rank // world, items * (rank + 1) // world)
+
+
+class PKSampler:
+    """Batches of P distinct classes × K images that show every image once an epoch.
+
+    Each class is shuffled and cut into groups of K. The last group of a class, if short, is filled up from the front of
+    the same shuffled order: with images that it does not hold yet where the class has K images, by repeating them where
+    it has fewer. The groups are shuffled and dealt into the fewest batches that hold them all with no class twice in a
+    batch. Places that stay free go to extra groups of other classes, each class in turn. They add up to less than one
+    batch an epoch, unless one class has so many groups that dealing them one a batch takes more batches than the images
+    fill: then the other classes come round again and again beside it.
+
+    With several processes, rank r takes the r-th contiguous run of a batch's groups: joined in the order of the ranks,
+    the parts are the batch that a single process would get.
+
+    Example:
+        >>> sampler = PKSampler(np.array([0, 0, 0, 1, 1, 2]), classes_per_batch=2, images_per_class=2, seed=0)
+        >>> sampler.steps_per_epoch, sampler.batch(7).shape
+        (2, (4,))
+    """
+
+    def __init__(
+        self,
+        labels: np.ndarray,
+        classes_per_batch: int,
+        images_per_class: int,
+        seed: int,
+        rank: int = 0,
+        world: int = 1,
+    ) -> None:
+        if classes_per_batch < 1 or images_per_class < 1:
+            raise InputError(f"a batch of {classes_per_batch} classes × {images_per_class} images: take at least 1 of each")
+        classes, self._class_of = np.unique(np.asarray(labels), return_inverse=True)
+        if len(classes) < classes_per_batch:
+            raise InputError(
+                f"a batch needs {classes_per_batch} different classes but there are {len(classes)}: take fewer a batch"
+            )
+        self._sizes = np.bincount(self._class_of)
+        self._groups = -(-self._sizes // images_per_class)
+        self._P, self._K, self._seed = classes_per_batch, images_per_class, seed
+        self._mine = _share(classes_per_batch, "classes a batch", rank, world)
+        self.steps_per_epoch = _fewest_batches(self._groups, classes_per_batch)
+        self._planned: tuple[int, np.ndarray] = (-1, np.empty(0))
+
+    def batch(self, step: int) -> np.ndarray:
+        """The indices of batch `step` (P·K of them, or this rank's share), K of one class next to each other."""
+        epoch, place = divmod(_counted(step), self.steps_per_epoch)
+        at, plan = self._planned
+        if at != epoch:
+            plan = self._plan(epoch)
+            self._planned = (epoch, plan)
+        return plan[place, self._mine].flatten()
+
+    def _plan(self, epoch: int) -> np.ndarray:
+        """Every batch of an epoch.  # (steps_per_epoch, P, K)"""
+        deck = np.repeat(np.arange(len(self._groups)), self._groups)
+        deck = deck[_shuffled(self._seed, epoch, len(deck), 0)]
+        dealt = deal(self._groups, self._P, deck, _shuffled(self._seed, epoch, len(self._groups), 1))
+        # Forced classes come first in a dealt batch; without this they would always go to the same rank.
+        places = _keys(self._seed, epoch, dealt.size, 2).reshape(dealt.shape).argsort(axis=1, kind="stable")
+        dealt = np.take_along_axis(dealt, places, axis=1)
+
+        images = np.lexsort((_keys(self._seed, epoch, len(self._class_of), 3), self._class_of))
+        start = np.cumsum(self._sizes) - self._sizes
+        turn = _occurrence(dealt.reshape(-1)).reshape(dealt.shape)
+        within = (turn[..., None] * self._K + np.arange(self._K)) % self._sizes[dealt][..., None]
+        return images[start[dealt][..., None] + within]
+
+
+def _fewest_batches(groups: np.ndarray, per_batch: int) -> int:
+    return max(-(-int(groups.sum()) // per_batch), int(groups.max()))
+
+
+def deal(groups: np.ndarray, per_batch: int, deck: np.ndarray, spare: np.ndarray) -> np.ndarray:
+    """Deals a shuffled deck of groups, named by their classes, into the fewest batches with no class twice in a batch.
+
+    With L batches left, no class has more than L groups left, and all together have at most P·L. A batch takes the mean
+    of what is left, rounded up: that keeps the second true, is no more than the classes left, and leaves room for every
+    class with exactly L groups left, which must be taken now. The rest comes off the deck, where a group whose class the
+    batch has already waits for the next one.
+
+    Args:
+        groups: (C,) how many groups each class has.
+        per_batch: P ≤ C.
+        deck: each class as often as it has groups, in random order.
+        spare: the classes in random order, to fill batches with.
+
+    Returns:
+        (batches, P) classes.
+    """
+    left, total = groups.copy(), int(groups.sum())
+    batches = _fewest_batches(groups, per_batch)
+    cards, waiting, fill = iter(deck.tolist()), dict[int, int](), deque(spare.tolist())
+    dealt = np.empty((batches, per_batch), np.int64)
+    for number in range(batches):
+        togo = batches - number
+        quota = -(-total // togo)
+        chosen = dict.fromkeys(np.flatnonzero(left == togo).tolist())
+        for c in list(waiting):
+            if len(chosen) == quota:
+                break
+            if c not in chosen and left[c]:
+                chosen[c] = None
+                waiting[c] -= 1
+            if not (waiting[c] and left[c]):
+                del waiting[c]
+        while len(chosen) < quota:
+            c = next(cards)
+            if c in chosen:
+                waiting[c] = waiting.get(c, 0) + 1
+            elif left[c]:
+                chosen[c] = None
+        left[list(chosen)] -= 1
+        total -= quota
+
+        while len(chosen) < per_batch:
+            chosen[fill[0]] = None
+            fill.rotate(-1)
+        dealt[number] = list(chosen)
+    return dealt
+
+
+def _occurrence(values: np.ndarray) -> np.ndarray:
+    """How often each value has occurred before its place.  # (n,)"""
+    order = np.argsort(values, kind="stable")
+    ordered = values[order]
+    first = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
+    lengths = np.diff(np.r_[first, len(values)])
+    before = np.empty(len(values), np.int64)
+    before[order] = np.arange(len(values)) - np.repeat(first, lengths)
+    return before
+
+
+class ShuffleSampler:
+    """Batches of images in random order, all of them once an epoch; the last is filled up from the epoch's first images.
+
+    With several processes, rank r takes the r-th contiguous run of a batch, as in `PKSampler`.
+
+    Example:
+        >>> sampler = ShuffleSampler(size=7, batch_size=3, seed=0)
+        >>> sorted(set(np.concatenate([sampler.batch(step) for step in range(sampler.steps_per_epoch)]).tolist()))
+        [0, 1, 2, 3, 4, 5, 6]
+    """
+
+    def __init__(self, size: int, batch_size: int, seed: int, rank: int = 0, world: int = 1) -> None:
+        if not 1 <= batch_size <= size:
+            raise InputError(f"a batch of {batch_size} cannot be drawn from {size} images: take 1 to {size}")
+        self._size, self._batch_size, self._seed = size, batch_size, seed
+        self._mine = _share(batch_size, "images a batch", rank, world)
+        self.steps_per_epoch = -(-size // batch_size)
+        self._planned: tuple[int, np.ndarray] = (-1, np.empty(0))
+
+    def batch(self, step: int) -> np.ndarray:
+        """The indices of batch `step`, or this rank's share of them."""
+        epoch, place = divmod(_counted(step), self.steps_per_epoch)
+        at, order = self._planned
+        if at != epoch:
+            order = _shuffled(self._seed, epoch, self._size, 0)
+            self._planned = (epoch, order)
+        return order[(place * self._batch_size + np.arange(self._batch_size)[self._mine]) % self._size]
+
+
+def _counted(step: int) -> int:
+    if step < 0:
+        raise InputError(f"step {step} does not exist: steps count from 0")
+    return step
