@@ -12,10 +12,11 @@ from xbm.losses import LOSSES
 NAMES = sorted(LOSSES)
 # how the streaming engine may go about it: rows per tile, share of negatives added singly, share of positives listed
 WAYS = {
-    "one tile": {},
-    "small tiles, single rows": {"TILE": 19 * 17, "SPARSE": 1.0},
-    "small tiles, whole": {"TILE": 19 * 17, "SPARSE": -1.0},
-    "fixed shapes": {"TILE": 19 * 30, "MOST_LISTED": -1},
+    "at once": {},
+    "one tile": {"SMALL": -1},
+    "small tiles, single rows": {"SMALL": -1, "TILE": 19 * 17, "SPARSE": 1.0},
+    "small tiles, whole": {"SMALL": -1, "TILE": 19 * 17, "SPARSE": -1.0},
+    "fixed shapes": {"SMALL": -1, "TILE": 19 * 30, "MOST_LISTED": -1},
 }
 
 
@@ -307,7 +308,10 @@ BAD_CALLS = {
     "exclude": (lambda m, v: ContrastiveLoss()(v, torch.arange(3), m, exclude="cpy"), "did you mean 'copy'"),
     "engine": (lambda m, v: ContrastiveLoss(engine="streamin"), "did you mean 'streaming'"),
     "reduction": (lambda m, v: ContrastiveLoss(reduction="men"), "did you mean 'mean'"),
-    "device": (lambda m, v: ContrastiveLoss()(v.to("meta"), torch.arange(3, device="meta"), m), "are on meta, the memory on cpu"),
+    "device": (
+        lambda m, v: ContrastiveLoss()(v.to("meta"), torch.arange(3, device="meta"), m),
+        "are on meta, the memory on cpu",
+    ),
     "keyed without ids": (
         lambda m, v: ContrastiveLoss()(v, torch.arange(3), CrossBatchMemory(4, 4, "backprop")),
         "pass ids to the loss",

@@ -1,5 +1,8 @@
 """How anchors meet the bank: one front door, several engines, one oracle. `auto` picks by measurement."""
 
+import os
+from importlib.util import find_spec
+
 import torch
 from torch import Tensor
 
@@ -11,16 +14,42 @@ from xbm.engine.whole import whole
 from xbm.errors import InputError
 
 ENGINES = ("auto", "reference", "streaming", "triton")
+HAS_TRITON = find_spec("triton") is not None
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def has_kernels(device: torch.device) -> bool:
+    """Whether the Triton kernels can run there."""
+    return HAS_TRITON and device.type == "cuda" and torch.cuda.get_device_properties(device).major >= 8
+
+
+def chosen(loss: Loss, anchors: Tensor, rows: Tensor, engine: str) -> str:
+    """The engine that will run: on a GPU the kernels, for what they know; else the streaming engine."""
+    if engine in ("reference", "streaming"):
+        return engine
+    if has_kernels(anchors.device) or (HAS_TRITON and INTERPRETED and engine == "triton"):
+        from xbm.engine import triton
+
+        if triton.supports(loss, anchors, rows):
+            return "triton"
+    elif engine == "triton":
+        raise InputError('engine="triton" needs anchors on an NVIDIA GPU of compute capability 8.0 or later: use engine="auto"')
+    return "streaming"
 
 
 def compare(loss: Loss, anchors: Tensor, pairing: Pairing, engine: str, stats: bool) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """The mean loss over the anchors and, if asked for, the statistics of their pairs."""
+    """The mean loss over the anchors and, if asked for, the five statistics of their pairs.
+
+    Where the pairing leaves it to the engine to look which anchors are sound, their number comes as a sixth.
+    """
     if len(anchors) == 0:
         none = pairing.labels.new_zeros(0)
         real = anchors.new_zeros(0)
         return anchors.sum() * 0, (none, none, real, real, real)
-    if engine == "triton":
-        raise InputError('the triton engine is not built yet: use engine="auto"')
+    if pairing.sound is None or chosen(loss, anchors, pairing.rows, engine) == "triton":
+        from xbm.engine import triton
+
+        return triton.compare(loss, anchors, pairing, stats)
     if anchors.device.type != "cpu":  # there an unsound anchor could not be refused; it must not spread NaN
         kept = torch.where(pairing.sound[:, None], anchors, 0)
         pairing = pairing._replace(rows=kept if pairing.rows is anchors else pairing.rows)
@@ -43,4 +72,4 @@ def dense_weights(loss: Loss, S: Tensor, positive: Tensor, negative: Tensor) -> 
         return (found.positive_weights + found.negative_weights).T
 
 
-__all__ = ["ENGINES", "Pairing", "compare", "dense_weights"]
+__all__ = ["ENGINES", "Pairing", "chosen", "compare", "dense_weights", "has_kernels"]

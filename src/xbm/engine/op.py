@@ -30,8 +30,9 @@ def stream(
         found = streaming.compare(from_spec(spec), anchors.detach(), pairing, row_gradient, stats)
         m = len(anchors)
         of_rows = anchors.new_empty(0) if found.row_gradient is None else (found.row_gradient / m).to(rows.dtype)
-        # an anchor's own copy may be a view of an input or of another output: a graph node must hand out fresh tensors
-        return [found.loss.sum() / m, (found.gradient / m).to(anchors.dtype), of_rows, *(x.clone() for x in found.statistics)]
+        gradient = (found.gradient / m).to(anchors.dtype).contiguous()
+        # a statistic may be a view of an input or of another output: a graph node must hand out fresh tensors
+        return [found.loss.sum() / m, gradient, of_rows, *(x.clone() for x in found.statistics)]
 
 
 @stream.register_fake
@@ -41,7 +42,7 @@ def _(anchors, rows, row_labels, stamps, labels, sound, ids, row_ids, own, spec,
     counts = [labels.new_empty(m, dtype=torch.int64) for _ in range(2)]
     extremes = [anchors.new_empty(m, dtype=wide) for _ in range(3)]
     of_rows = torch.empty_like(rows) if row_gradient else anchors.new_empty(0)
-    return [anchors.new_empty((), dtype=wide), torch.empty_like(anchors), of_rows, *counts, *extremes]
+    return [anchors.new_empty((), dtype=wide), anchors.new_empty(anchors.shape), of_rows, *counts, *extremes]
 
 
 def _setup(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]

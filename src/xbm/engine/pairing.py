@@ -13,13 +13,15 @@ class Pairing(NamedTuple):
     row_labels: Tensor  # (M,)
     stamps: Tensor  # (M,), below 0 = never written
     labels: Tensor  # (m,)
-    sound: Tensor  # (m,), False = an anchor that must add nothing
+    sound: Tensor | None  # (m,), False = an anchor that must add nothing; None = the engine looks for itself
     ids: Tensor | None = None  # (m,)
     row_ids: Tensor | None = None  # (M,)
     own: Tensor | None = None  # (m,), the slot of the anchor's own copy, -1 if it has none
+    latest: tuple[Tensor, Tensor] | None = None  # the queue's pointer and newest rows, for an engine that finds own slots itself
 
     def masks(self, start: int = 0, stop: int | None = None) -> tuple[Tensor, Tensor]:
         """(T, m) twice: positive and negative pairs among the rows from start to stop."""
+        assert self.sound is not None
         cut = slice(start, stop)
         counts = (self.stamps[cut] >= 0)[:, None] & self.sound
         if self.ids is not None and self.row_ids is not None:
@@ -31,6 +33,7 @@ class Pairing(NamedTuple):
         return same & counts, ~same & counts
 
     def unsound(self) -> Tensor:
+        assert self.sound is not None
         return (~self.sound).sum()
 
 

@@ -17,10 +17,12 @@ from xbm.engine.sums import Sums, weigh
 from xbm.engine.terms import Loss, Terms, statistics
 from xbm.engine.whole import whole
 
-TILE = 1 << 20  # numbers in a tile of rows
+TILE = 1 << 20  # numbers in a tile of rows, and in its similarities
 SPARSE = 0.04  # share of valid negatives up to which a tile adds single rows: measured, see benchmarks/losses.py
+SMALL = 1 << 14  # pairs up to which everything is done at once: there the number of operations counts, not their size
 LISTED = 0.02  # share of positives up to which they are listed
 MOST_LISTED = 100_000  # and their number, which bounds the memory
+COLUMNS = 1 << 21  # similarities at once where anchors take the whole bank in turn
 
 
 class Result(NamedTuple):
@@ -33,6 +35,8 @@ class Result(NamedTuple):
 def compare(loss: Loss, anchors: Tensor, pairing: Pairing, row_gradient: bool, stats: bool) -> Result:
     """Each anchor's loss, and the gradient of their sum in the anchors and, if asked for, in the rows."""
     anchors = anchors.to(torch.promote_types(anchors.dtype, torch.float32))
+    if len(anchors) * len(pairing.stamps) <= SMALL:
+        return _by_anchors(loss, anchors, pairing, row_gradient)
     if anchors.device.type == "cpu":
         pairs = len(pairing.labels) * len(pairing.stamps)
         if count_related(pairing) <= min(LISTED * pairs + 1000, MOST_LISTED):
@@ -51,7 +55,7 @@ class _Pass:
 
     def tiles(self) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """Rows (T, D) and their similarities (T, m): with the rows first the product is the faster one."""
-        step = max(1, TILE // self.anchors.shape[1])
+        step = _height(self.anchors)
         for start in range(0, len(self.pairing.rows), step):
             cut = slice(start, min(start + step, len(self.pairing.rows)))
             rows = self.pairing.rows[cut].to(self.anchors.dtype)
@@ -219,7 +223,7 @@ class _Dense(_Pass):
 
 def _by_anchors(loss: Loss, anchors: Tensor, pairing: Pairing, row_gradient: bool) -> Result:
     """A few anchors against the whole bank at a time: for a loss whose pairs meet each other (triplet), without lists."""
-    together = max(1, (1 << 21) // max(1, len(pairing.rows)))
+    together = max(1, COLUMNS // max(1, len(pairing.rows)))
     parts = []
     of_rows = torch.zeros_like(pairing.rows, dtype=anchors.dtype) if row_gradient else None
     for start in range(0, len(anchors), together):
@@ -230,18 +234,24 @@ def _by_anchors(loss: Loss, anchors: Tensor, pairing: Pairing, row_gradient: boo
             ids=None if pairing.ids is None else pairing.ids[cut],
             own=None if pairing.own is None else pairing.own[cut],
         )
-        tiles = [(rows, rows @ anchors[cut].T) for _, rows, _ in _Pass(loss, anchors[cut], some, False).tiles()]
+        S = torch.cat([S for _, _, S in _Pass(loss, anchors[cut], some, False).tiles()])
         positive, negative = some.masks()
-        found = whole(loss, torch.cat([S for _, S in tiles]), positive, negative)
+        found = whole(loss, S, positive, negative)
         weights = found.negative_weights - found.positive_weights  # (M, g)
         gradient = torch.zeros_like(anchors[cut])
-        for (rows, _), part in zip(tiles, weights.split([len(rows) for rows, _ in tiles])):
-            gradient.addmm_(part.T, rows)
+        height = _height(anchors)
+        for rows, part in zip(pairing.rows.split(height), weights.split(height)):
+            gradient.addmm_(part.T, rows.to(anchors.dtype))  # widened again: a half bank is never held wide as a whole
         if of_rows is not None:
             of_rows.addmm_(weights, anchors[cut])
         parts.append((found.combined.loss, gradient, *statistics(found.combined.active, found.p, found.n)))
     losses, gradient, *found_statistics = (torch.cat(column) for column in zip(*parts))
     return Result(losses, gradient, of_rows, tuple(found_statistics))
+
+
+def _height(anchors: Tensor) -> int:
+    """Rows of a tile, so that neither they nor their similarities pass TILE numbers."""
+    return max(1, TILE // max(anchors.shape))
 
 
 def _similarities(anchors: Tensor, rows: Tensor, anchor: Tensor, row: Tensor, block: int = 1024) -> Tensor:

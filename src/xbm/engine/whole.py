@@ -30,11 +30,13 @@ def whole(loss: Loss, S: Tensor, positive: Tensor, negative: Tensor) -> Whole:
     hot = negative & (loss.floor(p) < S)
     against = loss.negative(S, p, _same) if len(S) else Terms()
     _sum_up(n, against, hot)
+    favour = Terms()
     if order is not None:
         beaten = loss.beaten(S, torch.where(hot, against.weight, 0), p, _same)
+        p.beaten = beaten
         weight = torch.zeros_like(S).scatter(0, order, beaten.to(S.dtype))
         favour = Terms(value=torch.zeros_like(S), weight=weight, valid=weight > 0)
-    else:
+    elif len(S):
         favour = loss.positive(S, n, _same)
     good = positive if favour.valid is None else positive & favour.valid
     _sum_up(p, favour, good)

@@ -15,6 +15,7 @@ class MetricLearningLoss(nn.Module):
     lists, which waits for the device and takes memory; the losses of this package do neither.
 
     Example:
+        >>> import torch
         >>> from pytorch_metric_learning.losses import ContrastiveLoss
         >>> loss_fn = MetricLearningLoss(ContrastiveLoss())
         >>> v, labels = torch.nn.functional.normalize(torch.randn(4, 8)), torch.tensor([0, 0, 1, 1])

@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import dataclass, fields
-from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -35,6 +34,7 @@ class PairLoss(nn.Module):
     name: ClassVar[str]
     hyperparameters: ClassVar[tuple[str, ...]] = ()
     ranks_positives: ClassVar[bool] = False
+    spec: str  # the loss as text, see `engine.terms.from_spec`; always that of the hyper-parameters as they are
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -97,8 +97,7 @@ class PairLoss(nn.Module):
         loss, stats = engines.compare(self, anchors, pairing, self.engine, return_stats)
         if not return_stats:
             return loss
-        positives, negatives, hardest, easiest_positive, hardest_positive = stats
-        return loss, PairStats(positives, negatives, hardest, easiest_positive, hardest_positive, pairing.unsound())
+        return loss, PairStats(*stats[:5], unsound=stats[5] if pairing.sound is None else pairing.unsound())
 
     def weights(self, S: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
         """The paper's w_ij: m·∂L/∂S_ij for negatives, −m·∂L/∂S_ij for positives, 0 elsewhere.
@@ -112,11 +111,12 @@ class PairLoss(nn.Module):
         """
         return engines.dense_weights(self, S, positive, negative)
 
-    @cached_property
-    def spec(self) -> str:
-        """The loss as text, see `engine.terms.from_spec`."""
-        values = {key: getattr(self, key) for key in (*self.hyperparameters, "reduction")}
-        return json.dumps({"loss": self.name, **values})
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        named = (*self.hyperparameters, "reduction")
+        if name in named:  # made here and not on use: torch.compile cannot trace json
+            values = {key: self.__dict__[key] for key in named if key in self.__dict__}
+            self.__dict__["spec"] = json.dumps({"loss": getattr(self, "name", None), **values})
 
     def extra_repr(self) -> str:
         shown = {key: getattr(self, key) for key in (*self.hyperparameters, "reduction", "engine")}
@@ -145,10 +145,13 @@ class PairLoss(nn.Module):
         if exclude == "instance" and ids is None:
             raise InputError('exclude="instance" leaves out rows by their instance id: pass ids')
         exclude = exclude or ("copy" if ids is None else "instance")
+        by_id = exclude == "instance"
+        rows = anchors if memory is None else memory.rows
+        if engines.chosen(self, anchors, rows, self.engine) == "triton":
+            return self._pair_unseen(rows, labels, memory, ids, by_id)
         everyone = torch.ones_like(labels, dtype=torch.bool)
         sound = sound_rows(anchors.detach(), everyone, ids, 0) if len(labels) else everyone
         shared = {"labels": labels, "sound": sound}
-        by_id = exclude == "instance"
         if memory is None:
             own = None if by_id else torch.arange(len(labels), device=labels.device)
             return engines.Pairing(
@@ -167,6 +170,20 @@ class PairLoss(nn.Module):
         return engines.Pairing(
             rows=memory.rows, row_labels=memory.row_labels, stamps=memory.stamps, ids=ids if by_id else None,
             row_ids=memory.row_ids if by_id else None, own=own, **shared,
+        )  # fmt: skip
+
+    def _pair_unseen(
+        self, rows: Tensor, labels: Tensor, memory: CrossBatchMemory | None, ids: Tensor | None, by_id: bool
+    ) -> engines.Pairing:
+        """The same for an engine whose kernels look at values as they go, so that nothing is launched here for it."""
+        if memory is None:  # the stamps of a batch say which anchors are sound: the engine's to find
+            return engines.Pairing(rows, labels, labels.new_empty(0), labels, None, ids, ids if by_id else None)
+        if ids is None and memory.update != "queue":
+            raise InputError(f"update={memory.update!r} keeps one slot an instance: pass ids to the loss")
+        return engines.Pairing(
+            rows, memory.row_labels, memory.stamps, labels, None, ids, memory.row_ids if by_id else None,
+            own=None if by_id or ids is None else memory.latest_copies(ids),
+            latest=(memory.pointer, memory.latest) if ids is None else None,
         )  # fmt: skip
 
 

@@ -13,8 +13,7 @@ class TripletLoss(PairLoss):
     """L_i = Σ_{k∈P, j∈N} [S_ij − S_ik + η]₊.
 
     Weights: |P_ij| for a negative, the number of positives with S_ik < S_ij + η; for a positive the number of negatives with
-    S_ij > S_ik − η. With an anchor's positives in ascending order a negative's weight c is a rank and its triplets add
-    c·(S_ij + η) minus the sum of the first c positives. `reduction="mean"` averages over the anchor's valid triplets.
+    S_ij > S_ik − η. With an anchor's positives in ascending order a negative's weight c is a rank: it beats the first c. `reduction="mean"` averages over the anchor's valid triplets.
 
     Args:
         margin: η.
@@ -41,26 +40,26 @@ class TripletLoss(PairLoss):
         return p.lowest - self.margin
 
     def negative(self, s: Tensor, p: Side, spread: Spread) -> Terms:
+        """Counted from the lowest positive r: c·(S − r + η), less Σ beaten·(S_ik − r) in `combine`, adds up the triplets."""
         ranked = p.ranked  # (P, m)
         assert ranked is not None
         if len(ranked) <= FEW:
-            rank, below = torch.zeros_like(s), torch.zeros_like(s)
+            rank = torch.zeros_like(s, dtype=torch.int8)
             for similarity in ranked:
-                beats = s > spread(similarity) - self.margin
-                rank += beats
-                below += torch.where(beats, spread(similarity), 0)
-            return Terms(value=rank * (s + self.margin) - below, weight=rank)
-        # searchsorted wants the anchor first; ranked − η keeps the comparison the one above, to the bit
-        thresholds = (ranked - self.margin).T.contiguous()  # (m, P)
-        sums = torch.cat([torch.zeros_like(ranked[:1]), ranked.where(ranked < torch.inf, 0).cumsum(0)])  # (P + 1, m)
-        if s.dim() == 2:
-            rank = torch.searchsorted(thresholds, s.T.contiguous()).T
-            below = sums.gather(0, rank)
+                rank += s > spread(similarity - self.margin)
         else:
-            anchor = spread(torch.arange(ranked.shape[1], device=s.device))
-            rank = _segmented_rank(thresholds, s, anchor)
-            below = sums[rank, anchor]
-        return Terms(value=rank * (s + self.margin) - below, weight=rank.to(s.dtype))
+            # searchsorted wants the anchor first
+            thresholds = (ranked - self.margin).T.contiguous()  # (m, P)
+            if s.dim() == 2:
+                rank = torch.searchsorted(thresholds, s.T.contiguous()).T
+            else:
+                rank = _segmented_rank(thresholds, s, spread(torch.arange(ranked.shape[1], device=s.device)))
+        weight = rank.to(s.dtype)
+        return Terms(value=weight * (s + spread(self.margin - self._reference(p))), weight=weight)
+
+    @staticmethod
+    def _reference(p: Side) -> Tensor:
+        return p.lowest.where(p.lowest < torch.inf, 0)
 
     def beaten(self, s: Tensor, rank: Tensor, p: Side, spread: Spread) -> Tensor:
         """(P, m): how many of the negatives at hand (S, rank; rank 0 where not valid) each ranked positive loses against."""
@@ -76,10 +75,14 @@ class TripletLoss(PairLoss):
         return histogram.view(m, most + 1).flip(1).cumsum(1).flip(1)[:, 1:].T
 
     def combine(self, p: Side, n: Side) -> Combined:
+        loss = n.value
+        if p.ranked is not None and p.beaten is not None:
+            above = (p.ranked - self._reference(p)).where(p.ranked < torch.inf, 0)
+            loss = loss - (p.beaten * above).sum(0)
         if self.reduction == "sum":
-            return Combined(n.value, positive_sum=1.0, negative_sum=1.0)
+            return Combined(loss, positive_sum=1.0, negative_sum=1.0)
         share = 1 / n.weight.clamp(min=1)  # the sum of the ranks is the number of valid triplets
-        return Combined(share * n.value, positive_sum=share, negative_sum=share)
+        return Combined(share * loss, positive_sum=share, negative_sum=share)
 
 
 def _segmented_rank(thresholds: Tensor, s: Tensor, anchor: Tensor) -> Tensor:

@@ -1,0 +1,151 @@
+"""Checks of what a caller hands in: one sentence each, and values looked at without stopping a device."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from xbm.checks import INTEGERS, check_device, check_embeddings, check_integers, sound_rows, tolerance
+from xbm.errors import InputError
+
+HALVES = [torch.float16, torch.bfloat16]
+FLOATS = [torch.float32, torch.float64, *HALVES]
+
+
+def unit(m, dim=16, dtype=torch.float32):
+    return F.normalize(torch.randn(m, dim, dtype=torch.float64)).to(dtype)
+
+
+def yes(m):
+    return torch.ones(m, dtype=torch.bool)
+
+
+# ------------------------------------------------------------------ shapes and types
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_float_matrices_of_any_precision_pass(dtype):
+    check_embeddings(unit(3, 4, dtype), "anchors", 4)
+    check_embeddings(unit(3, 4, dtype), "anchors")
+    check_embeddings(unit(0, 4, dtype), "anchors", 4)
+
+
+@pytest.mark.parametrize(
+    ("given_", "message"),
+    [
+        (torch.ones(4), r"anchors must be a matrix \(rows, dim\), not \(4,\): pass one embedding a row"),
+        (torch.ones(2, 3, 4), r"not \(2, 3, 4\)"),
+        ([[1.0, 0.0]], "not list"),
+        (torch.ones(2, 4, dtype=torch.int32), "anchors are torch.int32: pass float embeddings of unit length"),
+        (torch.ones(2, 4, dtype=torch.complex64), "anchors are torch.complex64"),
+        (torch.ones(2, 5), r"bank holds 4-d rows, anchors are 5-d: build CrossBatchMemory\(dim=5\)"),
+    ],
+)
+def test_what_is_no_float_matrix_of_the_banks_width_is_refused(given_, message):
+    with pytest.raises(InputError, match=message):
+        check_embeddings(given_, "anchors", 4)
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_integers_of_any_width_come_back_as_int64(dtype):
+    got = check_integers(torch.tensor([3, 1, 2], dtype=dtype), "labels", unit(3))
+    assert got.dtype == torch.int64 and got.tolist() == [3, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("given_", "message"),
+    [
+        ([1, 2, 3], "ids are list: pass an integer tensor"),
+        (torch.ones(3), "ids are torch.float32: pass an integer tensor"),
+        (torch.ones(3, dtype=torch.bool), "ids are torch.bool"),
+        (torch.arange(2), r"3 embeddings but ids of shape \(2,\): pass one a row"),
+        (torch.arange(3)[:, None], r"shape \(3, 1\)"),
+        (torch.arange(3, device="meta"), "ids are on meta, the embeddings on cpu"),
+    ],
+)
+def test_what_is_not_one_integer_a_row_is_refused(given_, message):
+    with pytest.raises(InputError, match=message):
+        check_integers(given_, "ids", unit(3))
+
+
+def test_devices_that_differ_are_named_with_the_move_that_mends_it():
+    check_device(unit(2), "the anchors", unit(3), "the memory")
+    with pytest.raises(InputError, match=r"the anchors are on meta, the memory on cpu: move them with \.to\(cpu\)"):
+        check_device(unit(2).to("meta"), "the anchors", unit(3), "the memory")
+
+
+# ------------------------------------------------------------------ values
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_rounding_to_any_type_keeps_rows_sound(dtype):
+    assert sound_rows(unit(200, 512, dtype), yes(200), None, 0).all()
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("side", [-1, 1])
+def test_a_length_beyond_the_tolerance_is_refused_and_within_it_is_not(dtype, side):
+    v = unit(3, 512, torch.float64)
+    v[1] *= 1 + side * 0.5 * tolerance(dtype)
+    assert sound_rows(v.to(dtype), yes(3), None, 0).all()
+    v = unit(3, 512, torch.float64)
+    v[1] *= 1 + side * 2 * tolerance(dtype)
+    with pytest.raises(
+        InputError, match=r"row 1 of the embeddings has length [01]\.\d+, not 1: pass torch.nn.functional.normalize"
+    ):
+        sound_rows(v.to(dtype), yes(3), None, 0)
+
+
+def test_half_types_are_allowed_more_rounding():
+    assert {tolerance(d) for d in HALVES} == {1e-2} and {tolerance(d) for d in FLOATS[:2]} == {1e-3}
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_what_is_not_finite_is_told_as_such(bad):
+    v = unit(4)
+    v[2, 5] = bad
+    with pytest.raises(InputError, match="row 2 of the embeddings holds NaN or infinity"):
+        sound_rows(v, yes(4), None, 0)
+
+
+def test_the_first_bad_row_is_named():
+    v = unit(5)
+    v[4] = torch.nan
+    v[3] *= 7
+    with pytest.raises(InputError, match=r"row 3 .* length 7"):
+        sound_rows(v, yes(5), None, 0)
+
+
+@pytest.mark.parametrize(
+    ("ids", "below", "message"),
+    [
+        ([0, 1, -1], 0, "row 2 has the id -1: instance ids must satisfy id ≥ 0"),
+        ([0, 9, 1], 9, "row 1 has the id 9: instance ids must satisfy 0 ≤ id < 9, the memory's size"),
+        ([-3, 8, 1], 9, "row 0 has the id -3"),
+    ],
+)
+def test_ids_out_of_range_are_named(ids, below, message):
+    with pytest.raises(InputError, match=message):
+        sound_rows(unit(3), yes(3), torch.tensor(ids), below)
+
+
+def test_ids_within_range_pass_and_without_a_limit_any_id_does():
+    assert sound_rows(unit(3), yes(3), torch.tensor([0, 8, 4]), 9).all()
+    assert sound_rows(unit(3), yes(3), torch.tensor([0, 10**15, 4]), 0).all()
+
+
+def test_rows_that_are_not_kept_may_be_anything_and_are_not_marked_sound():
+    v = unit(4)
+    v[1], v[3] = torch.nan, 0
+    keep = torch.tensor([True, False, True, False])
+    assert sound_rows(v, keep, torch.tensor([0, -9, 1, 99]), 9).tolist() == keep.tolist()
+
+
+def test_no_rows_no_complaint():
+    assert len(sound_rows(unit(0), yes(0), None, 0)) == 0
+
+
+def test_a_traced_check_has_the_shape_of_the_real_one():
+    with FakeTensorMode() as mode:
+        fake = sound_rows(mode.from_tensor(unit(3)), mode.from_tensor(yes(3)), None, 0)
+    assert fake.shape == (3,) and fake.dtype == torch.bool
