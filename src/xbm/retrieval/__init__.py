@@ -1,0 +1,11 @@
+"""Exact evaluation of embeddings: Recall@K, MAP@R, R-precision, mAP, curves, protocols and nearest neighbours.
+
+Every function takes torch tensors or numpy arrays of any float type, on any device. Similarity is the cosine, computed in
+float32 on the device of the embeddings. Of two gallery items with equal similarity the one with the lower index comes first.
+"""
+
+from xbm.retrieval.metrics import cumulative, evaluate
+from xbm.retrieval.neighbours import nearest
+from xbm.retrieval.protocols import evaluate_one_per_class, score
+
+__all__ = ["cumulative", "evaluate", "evaluate_one_per_class", "nearest", "score"]

@@ -1,0 +1,93 @@
+"""How a benchmark is scored: its protocol applied to embeddings of its queries and its gallery."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from xbm.errors import InputError
+from xbm.retrieval.inputs import read_embeddings, read_keys, same_length
+from xbm.retrieval.metrics import evaluate
+
+if TYPE_CHECKING:
+    from xbm.data.images import Protocol
+
+
+def evaluate_one_per_class(
+    embeddings: Any, labels: Any, ks: Sequence[int] = (1, 5), repeats: int = 10, seed: int = 0
+) -> dict[str, float]:
+    """Scores with one random image of each class as the gallery and all others as queries, as VehicleID does.
+
+    Args:
+        embeddings: (N, D) tensor or array of any float type.
+        labels: (N,) integers or text.
+        ks: the K of Recall@K.
+        repeats: how many galleries are drawn; the same ones for the same seed, whatever the device.
+
+    Returns:
+        The means over the repeats under the names of `evaluate`, and the standard deviation between repeats (n - 1 in the
+        denominator) of each under the same name with `_std`; `queries` is that of one repeat.
+    """
+    if repeats < 1:
+        raise InputError(f"repeats is {repeats}: draw the gallery at least once")
+    rows = read_embeddings("embeddings", embeddings)
+    keys, _ = read_keys("labels", labels, None, torch.device("cpu"))
+    same_length("labels", keys, "embeddings", rows)
+    assert keys is not None
+    generator = torch.Generator().manual_seed(seed)
+    runs = []
+    for _ in range(repeats):
+        chosen = _one_per_class(keys, generator)
+        query, gallery = (~chosen).nonzero()[:, 0], chosen.nonzero()[:, 0]
+        if not len(query):
+            raise InputError("every class has one image only: nothing is left to query with")
+        runs.append(evaluate(rows[query.to(rows.device)], keys[query], rows[gallery.to(rows.device)], keys[gallery], ks=ks))
+    table = {name: torch.tensor([run[name] for run in runs], dtype=torch.float64) for name in runs[0]}
+    counts = {name: runs[0][name] for name in ("queries", "without_relevant")}
+    means = {name: column.mean().item() for name, column in table.items() if name not in counts}
+    spread = {f"{name}_std": table[name].std().item() if repeats > 1 else 0.0 for name in means}
+    return means | spread | counts
+
+
+def score(protocol: Protocol, query_embeddings: Any, gallery_embeddings: Any = None) -> dict[str, float]:
+    """Applies a benchmark's protocol to the embeddings of its images, in the order of its sets.
+
+    A protocol without a gallery compares each query with all others (leave-one-out). One that also asks for one image per
+    class gets both: `recall@1` is leave-one-out, `one_per_class/recall@1` and `one_per_class/recall@1_std` the other.
+    """
+    queries = read_embeddings("query embeddings", query_embeddings)
+    _expect(protocol.name, "query", len(queries), len(protocol.query))
+    labels = torch.as_tensor(protocol.query.labels)
+    if protocol.gallery is None:
+        if gallery_embeddings is not None:
+            raise InputError(f"{protocol.name} has no gallery: give the embeddings of its queries alone")
+        scores = evaluate(queries, labels, ks=protocol.ks)
+    else:
+        if gallery_embeddings is None:
+            raise InputError(f"{protocol.name} has a gallery of {len(protocol.gallery)}: give its embeddings too")
+        gallery = read_embeddings("gallery embeddings", gallery_embeddings)
+        _expect(protocol.name, "gallery", len(gallery), len(protocol.gallery))
+        scores = evaluate(queries, labels, gallery, torch.as_tensor(protocol.gallery.labels), ks=protocol.ks)
+    if protocol.one_per_class:
+        other = evaluate_one_per_class(queries, labels, ks=protocol.ks, repeats=protocol.one_per_class)
+        scores |= {f"one_per_class/{name}": value for name, value in other.items()}
+    return scores
+
+
+def _one_per_class(labels: Tensor, generator: torch.Generator) -> Tensor:
+    """(N,) True for one row of each class, each row of a class equally likely."""
+    shuffled = torch.randperm(len(labels), generator=generator)
+    ordered, place = labels[shuffled].sort(stable=True)
+    starts = torch.ones(len(labels), dtype=torch.bool)
+    starts[1:] = ordered[1:] != ordered[:-1]
+    chosen = torch.zeros(len(labels), dtype=torch.bool)
+    chosen[shuffled[place[starts]]] = True
+    return chosen
+
+
+def _expect(name: str, role: str, given: int, wanted: int) -> None:
+    if given != wanted:
+        raise InputError(f"{name} has {wanted} {role} images and {given} embeddings were given: embed each image once")
