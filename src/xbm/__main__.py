@@ -1,6 +1,9 @@
 """`xbm ...` and `python -m xbm ...`: runs the command line; bad input ends in one sentence and exit code 2."""
 
+import errno
 import sys
+
+DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)  # full, or not for this user to write to
 
 
 def main() -> None:
@@ -16,6 +19,11 @@ def main() -> None:
         app()
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except OSError as error:
+        if error.errno not in DISK:
+            raise
+        print(f"error: {error.filename or 'the disk'} cannot be written or read ({error.strerror}): make room", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from xbm.checks import check_device, check_embeddings, check_integers, sound_rows
+from xbm.engine import has_kernels
 from xbm.errors import InputError, unknown
 
 UPDATES = ("queue", "moving_average", "backprop")
@@ -103,13 +104,21 @@ class CrossBatchMemory(nn.Module):
             ids = check_integers(ids, "ids", embeddings)
         elif self.update != "queue":
             raise InputError(f"update={self.update!r} keeps one slot an instance: pass ids to enqueue")
-        if mask is None:
-            mask = torch.ones_like(labels, dtype=torch.bool)
-        elif mask.dtype != torch.bool or mask.shape != labels.shape:
+        if mask is not None and (mask.dtype != torch.bool or mask.shape != labels.shape):
             raise InputError(f"mask must be {len(labels)} booleans, not {mask.dtype} of shape {tuple(mask.shape)}")
         if len(labels) == 0:
             return
 
+        if self.update == "queue" and has_kernels(self.rows.device):
+            from xbm.engine import triton
+
+            triton.enqueue(
+                embeddings, labels, ids, mask, self.rows, self.row_labels, self.row_ids, self.stamps,
+                self.pointer, self.count, self.clock, self.latest, self.unsound,
+            )  # fmt: skip
+            return
+        if mask is None:
+            mask = torch.ones_like(labels, dtype=torch.bool)
         keep = sound_rows(embeddings, mask, ids, 0 if self.update == "queue" else self.size)
         self.unsound += (mask & ~keep).sum()
         self.clock += keep.any()

@@ -7,7 +7,9 @@ import typer
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="where the runs and the page go; replaced if it exists")] = Path("runs/demo"),
+    out: Annotated[Path, typer.Option(help="where the runs and the page go; an earlier demo there is replaced")] = Path(
+        "runs/demo"
+    ),
     seeds: Annotated[int, typer.Option(help="runs of each kind")] = 3,
     iterations: Annotated[int | None, typer.Option(help="of each run")] = None,
     json: Annotated[Path | None, typer.Option(help="write every figure to this file")] = None,

@@ -23,6 +23,7 @@ def embed(
 
     from xbm.data.images import ImageSet
     from xbm.data.listing import image_files
+    from xbm.train.files import replacing
     from xbm.train.load import load
 
     if not images.is_dir():
@@ -34,17 +35,17 @@ def embed(
     found = ImageSet("images", np.zeros(len(paths), np.int64), ["image"], root=images, paths=paths)
     vectors = model.embed_set(found).numpy()
     folders = [str(Path(path).parent) for path in paths]
-    beside = out.with_name(f".{out.stem}.part{out.suffix}")
-    if out.suffix == ".npz":
-        names, labels = np.unique(folders, return_inverse=True)
-        ids = np.arange(len(paths))
-        np.savez(beside, embeddings=vectors, labels=labels, ids=ids, paths=np.array(paths), classes=names)
-    else:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(out) as beside:
+        if out.suffix == ".npz":
+            names, labels = np.unique(folders, return_inverse=True)
+            ids = np.arange(len(paths))
+            np.savez(beside, embeddings=vectors, labels=labels, ids=ids, paths=np.array(paths), classes=names)
+        else:
+            import pyarrow as pa
+            import pyarrow.parquet as pq
 
-        flat = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), vectors.shape[1])
-        columns = {"id": np.arange(len(paths)), "path": paths, "label": folders, "embedding": flat}
-        pq.write_table(pa.table(columns), beside)
-    beside.replace(out)
+            flat = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), vectors.shape[1])
+            columns = {"id": np.arange(len(paths)), "path": paths, "label": folders, "embedding": flat}
+            pq.write_table(pa.table(columns), beside)
     print(f"{len(paths)} embeddings of {vectors.shape[1]} dimensions in {out}")

@@ -7,9 +7,9 @@ import typer
 
 def presets(
     name: Annotated[str | None, typer.Argument(help="show this preset's whole config")] = None,
-    loss: Annotated[str | None, typer.Option()] = None,
-    trunk: Annotated[str | None, typer.Option()] = None,
-    recipe: Annotated[str | None, typer.Option()] = None,
+    loss: Annotated[str | None, typer.Option(help="with this loss: contrastive, triplet, ms, ...")] = None,
+    trunk: Annotated[str | None, typer.Option(help="with this trunk: googlenet, resnet50, bn_inception, ...")] = None,
+    recipe: Annotated[str | None, typer.Option(help="by this recipe: paper or official")] = None,
 ) -> None:
     """List the presets, or print one as YAML that `xbm train --config` takes.
 
@@ -23,8 +23,9 @@ def presets(
 
         print(yaml.safe_dump(to_dict(preset(name, loss, trunk, recipe)), sort_keys=False), end="")
         return
-    from rich.console import Console
     from rich.table import Table
+
+    from xbm.cli.tables import print_table
 
     table = Table("preset", "trunk", "dim", "lr", "lr × 0.1 at", "iterations", "R_M", "memory", "warm-up")
     for each in DATASETS:
@@ -35,6 +36,5 @@ def presets(
             each, c.model.trunk, str(c.model.dim), f"{c.optim.lr:g}", decay, str(c.optim.iterations),
             f"{c.memory.ratio:g}", c.memory.update + keyed, str(c.memory.start),
         )  # fmt: skip
-    console = Console()
-    console.print(table)
-    console.print(f"each × losses contrastive, triplet, ms, ... × trunks {', '.join(TRUNKS)} × recipes {', '.join(RECIPES)}")
+    print_table(table)
+    print(f"each × losses contrastive, triplet, ms, ... × trunks {', '.join(TRUNKS)} × recipes {', '.join(RECIPES)}")

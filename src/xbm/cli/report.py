@@ -27,15 +27,17 @@ def compare(
 
     Example: `xbm compare runs/with_memory runs/without_memory`
     """
-    from rich.console import Console
     from rich.table import Table
 
+    from xbm.cli.tables import print_table
     from xbm.report.runs import read_result, report_runs
 
     results = [read_result(run) for run in runs]
     names = [name for name in results[0] if name.startswith("recall@") and not name.endswith("_std")] + ["map@r"]
-    table = Table("run", *names)
+    table = Table("run, in percent")
+    for name in names:
+        table.add_column(name.replace("recall@", "R@").replace("map@r", "MAP@R"), justify="right")
     for run, result in zip(runs, results):
         table.add_row(run.name, *(f"{100 * result[name]:.2f}" if name in result else "–" for name in names))
-    Console().print(table)
+    print_table(table)
     print(report_runs(runs, out))

@@ -20,7 +20,9 @@ def train(
     trunk: Annotated[str | None, typer.Option(help="googlenet, resnet50, bn_inception, efficientnet_lite0, timm/NAME")] = None,
     recipe: Annotated[str | None, typer.Option(help="paper, or official: what the paper's released code does")] = None,
     memory: Annotated[bool, typer.Option(help="train with the memory, or without it for comparison")] = True,
-    seed: Annotated[int, typer.Option()] = 0,
+    seed: Annotated[
+        int | None, typer.Option(help="of weights, batches and augmentation; 0 unless the config says other")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="the run folder; by default a dated one under runs/")] = None,
     resume: Annotated[Path | None, typer.Option(help="go on with the run in this folder")] = None,
     config: Annotated[Path | None, typer.Option(help="a config file instead of a preset")] = None,
@@ -40,11 +42,30 @@ def train(
     from xbm.train.presets import preset as preset_of
 
     if resume is not None:
+        given = (
+            preset,
+            data,
+            root,
+            store,
+            loss,
+            trunk,
+            recipe,
+            seed is not None,
+            out,
+            config,
+            settings,
+            not memory,
+            skip_problems,
+        )
+        if any(given):
+            raise InputError("--resume goes on with the settings of the run: leave all others but --quiet out")
         if not (resume / "config.yaml").exists():
             raise InputError(f"{resume} holds no run: give the folder that `xbm train` printed")
         chosen, folder = configs.load(resume / "config.yaml"), resume
     else:
         if config is not None:
+            if preset or loss or trunk or recipe:
+                raise InputError("--config holds all settings: change single ones with --set, and leave the preset out")
             chosen = configs.load(config)
         else:
             if data is not None and preset not in ("", "own"):
@@ -52,7 +73,9 @@ def train(
             if data is None and not preset:
                 raise InputError("say what to train on: a preset such as `xbm train glyphs`, or `xbm train --data DIR`")
             chosen = preset_of("own" if data is not None else preset, loss, trunk, recipe)
-        changes: dict[str, object] = {"seed": seed}
+        changes: dict[str, object] = {}
+        if seed is not None:
+            changes["seed"] = seed
         if data is not None:
             changes |= {"data.name": "own", "data.root": str(data.resolve())}
         if root is not None:
@@ -67,8 +90,6 @@ def train(
         kind = chosen.loss.name + ("" if chosen.memory.ratio else "_no_memory")
         stamp = time.strftime("%Y-%m-%d_%H%M%S")
         folder = out or Path("runs") / f"{stamp}_{chosen.data.name}_{kind}_seed{chosen.seed}"
-        if (folder / "config.yaml").exists():
-            raise InputError(f"{folder} already holds a run: go on with --resume {folder}, or give another --out")
     result = run(chosen, folder, resume=resume is not None, quiet=quiet)
     show(result)
     from xbm.report.runs import report_runs
@@ -88,14 +109,19 @@ def parse_settings(settings: list[str] | None) -> dict[str, str]:
 
 
 def show(result: dict) -> None:
-    """The final figures as a table, one protocol a row."""
-    from rich.console import Console
+    """The figures of a run as a table: a row a measure, a column a protocol."""
     from rich.table import Table
+
+    from xbm.cli.tables import print_table
 
     protocols = result["protocols"]
     first = next(iter(protocols.values()))
     names = [name for name in first if not name.endswith("_std") and name not in ("queries", "without_relevant")]
-    table = Table("protocol", *names)
-    for protocol, scores in protocols.items():
-        table.add_row(protocol, *(f"{100 * scores[name]:.2f}" if name in scores else "" for name in names))
-    Console().print(table)
+    table = Table("in percent", caption=f"after {result['iterations']} iterations")
+    for protocol in protocols:
+        table.add_column(protocol, justify="right")
+    for name in names:
+        # a protocol that draws galleries has the figures of both ways: its own are these
+        shown = [scores.get(f"one_per_class/{name}", scores.get(name)) for scores in protocols.values()]
+        table.add_row(name, *("" if value is None else f"{100 * value:.2f}" for value in shown))
+    print_table(table)

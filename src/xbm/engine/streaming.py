@@ -251,7 +251,8 @@ def _by_anchors(loss: Loss, anchors: Tensor, pairing: Pairing, row_gradient: boo
 
 def _height(anchors: Tensor) -> int:
     """Rows of a tile, so that neither they nor their similarities pass TILE numbers."""
-    return max(1, TILE // max(anchors.shape))
+    numbers = TILE if anchors.device.type == "cpu" else 32 * TILE  # a GPU has no small cache to stay in, but launches to save
+    return max(1, numbers // max(anchors.shape))
 
 
 def _similarities(anchors: Tensor, rows: Tensor, anchor: Tensor, row: Tensor, block: int = 1024) -> Tensor:

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from xbm.errors import InputError
 from xbm.train.config import Config, override
 from xbm.train.presets import preset
 
 ITERATIONS = 1000
+MARK = ".xbm_demo"  # an empty file in the folder of a demo
 
 
 @dataclass(frozen=True)
@@ -57,11 +59,17 @@ def config_of(arm: Arm, seed: int, iterations: int = ITERATIONS) -> Config:
 
 
 def run_demo(out: Path, seeds: int, iterations: int = ITERATIONS, tell: Callable[[str], None] = print) -> list[dict[str, Any]]:
-    """Trains every arm with every seed, `cores` runs at a time, and returns a figure sheet per run."""
+    """Trains every arm with every seed, one run a core at a time, and returns a figure sheet per run.
+
+    Raises:
+        InputError: `out` holds something other than an earlier demo, which alone is replaced.
+    """
     from xbm.data.glyphs import read_glyphs
 
+    if seeds < 1 or iterations < 1:
+        raise InputError(f"{seeds} seeds of {iterations} iterations show nothing: give at least 1 of each")
     begun = time.monotonic()
-    shutil.rmtree(out, ignore_errors=True)
+    _clear(out)
     size = preset("glyphs").data.resize
     glyphs = read_glyphs(size=size)  # made once, before several processes want it
     tell(f"glyphs: {glyphs.train.num_classes} classes to train on, {glyphs.protocols[0].query.num_classes} others to search")
@@ -77,6 +85,15 @@ def run_demo(out: Path, seeds: int, iterations: int = ITERATIONS, tell: Callable
         )
     order = {arm.name: position for position, arm in enumerate(ARMS)}
     return sorted(runs, key=lambda run: (order[run["name"]], run["seed"]))
+
+
+def _clear(out: Path) -> None:
+    """An empty folder for a demo. Only what an earlier demo left is deleted, never a folder that the user named by mistake."""
+    if out.exists() and not (out / MARK).exists() and (not out.is_dir() or any(out.iterdir())):
+        raise InputError(f"{out} is not the folder of an earlier demo, which alone is replaced: give another --out")
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / MARK).touch()
 
 
 def _side_by_side(work: list[tuple[Arm, int]], out: Path, iterations: int) -> Iterator[dict[str, Any]]:
@@ -129,9 +146,9 @@ def summary(runs: list[dict[str, Any]], key: str = "recall@1") -> list[dict[str,
             continue
         mean, error = mean_and_error(list(scores.values()))
         row: dict[str, Any] = {"name": arm.name, "seeds": len(scores), "mean": mean, "error": error}
-        base = by_arm.get(arm.name.removesuffix(" + memory"))
-        if arm.memory and base:
-            paired = [scores[seed] - base[seed] for seed in scores if seed in base]
+        base = by_arm.get(arm.name.removesuffix(" + memory"), {})
+        paired = [scores[seed] - base[seed] for seed in scores if seed in base]
+        if arm.memory and paired:
             row["gain"], row["gain_error"] = mean_and_error(paired)
         rows.append(row)
     return rows

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from xbm.errors import InputError, unknown
+from xbm.train.files import replacing
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,8 @@ class Loss:
 class Memory:
     ratio: float = 1.0  # R_M = M / N; 0 trains without memory
     update: str = "queue"  # queue, moving_average, backprop
-    momentum: float = 0.0  # m of the keyed updates
-    alpha: float = 0.0  # α of backprop
+    momentum: float | None = None  # m of the keyed updates; by default 0.9 for moving_average, 0 for backprop
+    alpha: float = 0.1  # α of backprop
     updates_per_step: int = 1  # ×n: batches enqueued per step in all
     start: int = 1000  # iterations of warm-up without memory
     fill: bool = True  # start from embeddings of random training images; False: start empty
@@ -75,7 +76,7 @@ class Optim:
 @dataclass(frozen=True)
 class Log:
     every: int = 100  # iterations between two lines of metrics
-    evaluate_every: int = 0  # on the held-out classes; 0 = only at the end
+    evaluate_every: int = 0  # iterations between two scores on the held-out classes (data.holdout); 0 = only at the end
     checkpoint_every: int = 500
     wandb: bool = False
 
@@ -123,18 +124,37 @@ def override(config: Config, settings: Mapping[str, Any]) -> Config:
     return config
 
 
-def leaves(kind: type = Config, prefix: str = "") -> list[str]:
-    """Every setting by its full name."""
-    names = []
-    for name, hint in get_type_hints(kind).items():
-        names += leaves(hint, f"{prefix}{name}.") if isinstance(hint, type) and is_dataclass(hint) else [f"{prefix}{name}"]
-    return names
+def check(config: Config) -> None:
+    """Refuses numbers that no run can start with."""
+    least = {
+        "seed": 0, "batch.size": 1, "batch.per_class": 1, "batch.accumulate": 1, "memory.ratio": 0, "memory.start": 0,
+        "memory.updates_per_step": 1, "optim.lr": 0, "optim.iterations": 1, "log.every": 1, "log.checkpoint_every": 1,
+        "log.evaluate_every": 0, "data.holdout": 0,
+    }  # fmt: skip
+    values = flat(config)
+    for name, lowest in least.items():
+        if not values[name] >= lowest:
+            raise InputError(f"{name}={values[name]} cannot be: give {lowest} or more")
+    if config.log.evaluate_every and not config.data.holdout:
+        raise InputError(
+            "log.evaluate_every scores held-out training classes, the test classes wait for the end: "
+            "set data.holdout=0.2, or leave it at 0"
+        )
+
+
+def flat(config: Any, prefix: str = "") -> dict[str, Any]:
+    """Every setting's value by its full name."""
+    found: dict[str, Any] = {}
+    for each in fields(config):
+        value = getattr(config, each.name)
+        found |= flat(value, f"{prefix}{each.name}.") if is_dataclass(value) else {f"{prefix}{each.name}": value}
+    return found
 
 
 def _override(node: Any, path: list[str], value: Any, full: str) -> Any:
     hints = get_type_hints(type(node))
     if path[0] not in hints or (len(path) == 1) == is_dataclass(hints[path[0]]):
-        raise unknown("setting", full, leaves())
+        raise unknown("setting", full, flat(Config()))
     if len(path) > 1:
         return replace(node, **{path[0]: _override(getattr(node, path[0]), path[1:], value, full)})
     return replace(node, **{path[0]: _convert(value, hints[path[0]], full)})
@@ -173,9 +193,15 @@ def _convert(value: Any, hint: Any, path: str) -> Any:
         if not isinstance(value, str):
             raise ValueError
         return value
-    except (ValueError, TypeError, AttributeError):
-        wanted = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}.get(hint, str(hint))
+    except (ValueError, TypeError, AttributeError, OverflowError):
+        wanted = WANTED.get(origin or hint, str(hint))
         raise InputError(f"{path} must be {wanted}, not {value!r}") from None
+
+
+WANTED = {
+    bool: "true or false", int: "a whole number", float: "a number", str: "text",
+    tuple: "whole numbers separated by commas", dict: "names and numbers, such as {margin: 0.5}",
+}  # fmt: skip
 
 
 def _number(value: Any) -> float:
@@ -204,17 +230,18 @@ def to_dict(config: Config) -> dict[str, Any]:
 def save(config: Config, path: Path) -> None:
     import yaml
 
-    path.write_text(yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True))
+    with replacing(path) as beside:
+        beside.write_text(yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True), encoding="utf-8")
 
 
 def load(path: Path) -> Config:
     import yaml
 
     try:
-        values = yaml.safe_load(path.read_text())
-    except FileNotFoundError:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
         raise InputError(f"{path} does not exist: give a run folder or a config file") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise InputError(f"{path} is not valid YAML ({' '.join(str(error).split())}): mend it") from None
     if not isinstance(values, Mapping):
         raise InputError(f"{path} does not hold settings: write `section:` and `key: value` lines")

@@ -22,13 +22,20 @@ class Console:
         if not self.quiet and sys.stderr.isatty():
             from rich import progress
             from rich.console import Console as Terminal
+            from rich.text import Text
 
-            self._bar = progress.Progress(
+            class Bar(progress.Progress):
+                """With the figures on a line of their own: side by side they do not fit into 80 columns."""
+
+                def get_renderables(bar) -> Any:  # noqa: N805
+                    yield from super().get_renderables()
+                    yield Text(self.text, no_wrap=True, overflow="ellipsis")
+
+            self._bar = Bar(
                 progress.TextColumn("training"), progress.BarColumn(bar_width=20), progress.MofNCompleteColumn(),
-                progress.TextColumn("{task.fields[speed]}"), progress.TimeRemainingColumn(),
-                progress.TextColumn("{task.fields[text]}"), console=Terminal(stderr=True),
+                progress.TextColumn("{task.fields[speed]}"), progress.TimeRemainingColumn(), console=Terminal(stderr=True),
             )  # fmt: skip
-            self._task = self._bar.add_task("", total=self.total, completed=self.done, text="", speed="")
+            self._task = self._bar.add_task("", total=self.total, completed=self.done, speed="")
             self._bar.start()
         return self
 
@@ -59,7 +66,7 @@ class Console:
         if now > self._begun:
             self.speed = (done - self.first) / (now - self._begun)
         if self._bar is not None:
-            self._bar.update(self._task, completed=done, text=self.text, speed=f"{self.speed:.1f} it/s")
+            self._bar.update(self._task, completed=done, speed=f"{self.speed:.1f} it/s")
         elif not self.quiet and now - self._told >= 10:
             self._told = now
             left = (self.total - done) / self.speed

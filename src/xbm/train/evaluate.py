@@ -7,19 +7,22 @@ from typing import Any
 from torch import Tensor
 
 from xbm.retrieval import score as score_protocol
-from xbm.train import task
+from xbm.train.dataset import read_run
 from xbm.train.load import load
 
 
 def evaluate_run(folder: Path, root: Path | None = None) -> dict[str, Any]:
-    """The figures of every protocol of the run's data set."""
+    """The figures of every protocol of the run's data set.
+
+    Args:
+        folder: a run folder, or one of the checkpoints in it.
+        root: where the data lies now.
+    """
     model = load(folder)
     config = model.config
     if root is not None:
         config = replace(config, data=replace(config.data, root=str(root.resolve())))
-    dataset = task.read_data(config.data)
-    if config.data.holdout:
-        dataset = task.hold_out(dataset, config.data.holdout)
+    dataset = read_run(config, folder.parents[1] if folder.is_file() else folder)
     kept: dict[int, Tensor] = {}
     found = {}
     for protocol in dataset.protocols:

@@ -1,7 +1,6 @@
 """The end of a run: scores by the data set's own protocol, and the examples that the report shows."""
 
 import json
-import os
 import platform
 import time
 from pathlib import Path
@@ -17,6 +16,7 @@ from xbm.retrieval import cumulative, nearest
 from xbm.retrieval import score as score_protocol
 from xbm.train import task
 from xbm.train.console import Console
+from xbm.train.files import replacing
 from xbm.train.job import Job
 
 NEIGHBOURS = 8  # retrieved images kept for each query
@@ -31,7 +31,7 @@ def embed(job: Job, images: ImageSet) -> Tensor:
     was_training = job.model.training
     job.model.eval()
     with job.autocast():
-        parts = [job.model(batch).float().cpu() for batch, _, _ in sweep(feed, 256, device=job.device)]
+        parts = [job.model(batch).float().cpu() for batch, _, _ in sweep(feed, task.EMBEDDED, device=job.device)]
     job.model.train(was_training)
     return torch.cat(parts)
 
@@ -92,9 +92,9 @@ def device_name(device: torch.device) -> str:
 
 
 def write_json(path: Path, value: Any) -> None:
-    beside = path.with_name(path.name + ".part")
-    beside.write_text(json.dumps(value, indent=2) + "\n")
-    os.replace(beside, path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as beside:
+        beside.write_text(json.dumps(value, indent=2) + "\n")
 
 
 def write_examples(job: Job, kept: dict[int, Tensor]) -> None:
@@ -108,9 +108,8 @@ def write_examples(job: Job, kept: dict[int, Tensor]) -> None:
         gallery = kept[id(first.gallery)]
         similarity, index = nearest(queries, gallery, min(NEIGHBOURS, len(gallery)))
     found = {"neighbours": index.numpy(), "similarities": similarity.numpy(), **mine(job)}
-    beside = job.folder / "examples.part.npz"
-    np.savez_compressed(beside, **found)  # type: ignore[arg-type]
-    os.replace(beside, job.folder / "examples.npz")
+    with replacing(job.folder / "examples.npz") as beside:
+        np.savez_compressed(beside, **found)  # type: ignore[arg-type]
 
 
 @torch.no_grad()
@@ -120,7 +119,7 @@ def mine(job: Job) -> dict[str, np.ndarray]:
     Memory negatives are taken uniformly over the sorted similarities above 0.5, from hard to simple, as in the paper's
     supplementary figure 2; where fewer pass, the hardest ones are shown.
     """
-    indices = job.sampler.batch(job.config.optim.iterations * max(1, job.config.batch.accumulate))
+    indices = job.sampler.batch(job.batches_per_step * job.config.optim.iterations)
     ids, labels = torch.from_numpy(indices), torch.from_numpy(np.asarray(job.dataset.train.labels))
     job.model.eval()
     with job.autocast():

@@ -1,5 +1,6 @@
 """Everything a training run holds while it runs: built from a config, saved to and restored from one checkpoint."""
 
+import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -17,12 +18,14 @@ from xbm.memory import statistics_kept
 from xbm.models import parameter_groups
 from xbm.train import task
 from xbm.train.checkpoint import read_checkpoint, write_checkpoint
-from xbm.train.config import Config, to_dict
+from xbm.train.config import Config, flat, from_dict, to_dict
 from xbm.train.watch import Watch
 
 Batch = tuple[Tensor, Tensor, Tensor]  # images, labels, ids
 TALLY = ("loss", "batch_loss", "memory_loss", "valid_negatives_batch", "valid_negatives_memory")
 PROBES = 32  # images whose drift is watched
+# between a run and its resume
+MAY_CHANGE = {"device", "data.root", "data.store", "data.feed", "optim.iterations", "log.checkpoint_every", "log.wandb"}
 
 
 class Iteration(NamedTuple):
@@ -41,7 +44,6 @@ class Job:
         self.device = task.pick_device(config.device)
         torch.manual_seed(config.seed)
         self.model = task.model_of(config).to(self.device)
-        self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.loss_fn = task.loss_of(config)
         memory = task.memory_of(config, len(dataset.train))
         self.memory = memory.to(self.device) if memory is not None else None
@@ -62,7 +64,8 @@ class Job:
 
         probes = np.linspace(0, len(dataset.train) - 1, min(PROBES, len(dataset.train))).astype(np.int64)
         images = self.feed.test(probes).to(self.device)
-        self.drift = Drift(images, config.model.dim, every=max(10, config.log.every // 10 * 10)).to(self.device)
+        every = config.log.every * math.ceil(10 / config.log.every)  # a line of metrics is then due whenever drift is
+        self.drift = Drift(images, config.model.dim, every).to(self.device)
         self.watch = Watch(config.memory.start if memory is not None else config.optim.iterations)
         self.tally = torch.zeros(len(TALLY), dtype=torch.float64, device=self.device)  # sums since the last line of metrics
         self.tallied = 0
@@ -81,14 +84,15 @@ class Job:
 
     # ---------------------------------------------------------------- data
 
+    @property
+    def batches_per_step(self) -> int:
+        updates = self.config.memory.updates_per_step if self.memory is not None else 1
+        return updates * self.config.batch.accumulate
+
     def iterations(self, start: int) -> Iterator[Iteration]:
         """From iteration `start` to the last: batches are a function of (seed, step), so any start is exact."""
-        n, parts = self.config.memory.updates_per_step, self.config.batch.accumulate
-        if self.memory is None:
-            n = 1
-        if n < 1 or parts < 1:
-            raise InputError("memory.updates_per_step and batch.accumulate count batches: give at least 1")
-        each = n * parts
+        each = self.batches_per_step
+        n = each // self.config.batch.accumulate
         batches = Batches(self.feed, self.sampler, start * each, self.config.optim.iterations * each, device=self.device)
         extra: list[Batch] = []
         anchors: list[Batch] = []
@@ -101,13 +105,11 @@ class Job:
     def random_images(self) -> Iterator[Batch]:
         """The training images once, in random order: what the memory is filled from."""
         order = np.random.default_rng([self.config.seed, 1]).permutation(len(self.dataset.train))
-        late = self.config.optim.iterations * self.config.memory.updates_per_step * self.config.batch.accumulate
-        for k, start in enumerate(range(0, len(order), self.config.batch.size)):
-            indices = order[start : start + self.config.batch.size]
-            if len(indices) > 1:  # batch norm cannot be trained on a single image
-                ids = self.feed.ids(indices).to(self.device)
-                images = self.feed.train(indices, late + k).to(self.device)  # views that training never shows
-                yield images, self.feed.labels.to(self.device)[ids], ids
+        parts = math.ceil(len(order) / self.config.batch.size)  # of equal size: batch norm cannot do with a single image
+        for k, indices in enumerate(np.array_split(order, parts)):
+            ids = self.feed.ids(indices).to(self.device)
+            images = self.feed.train(indices, -1 - k).to(self.device)  # views that training never shows
+            yield images, self.feed.labels.to(self.device)[ids], ids
 
     # ---------------------------------------------------------------- steps
 
@@ -133,6 +135,14 @@ class Job:
                 group["lr"] = base * factor
         return self.optimizer.param_groups[-1]["lr"]
 
+    def heed(self, loss: float) -> None:
+        """Lowers the learning rate when the mean loss of the last lines stalls, where the schedule is `plateau`.
+
+        While the memory fills, every line adds pairs and the loss can only grow: that is no plateau.
+        """
+        if self.config.optim.schedule == "plateau" and (self.memory is None or self.memory.is_full):
+            self.plateau.step(loss)
+
     def update(self) -> None:
         """The optimizer's step, and the memory's own where it has one."""
         self.scaler.unscale_(self.optimizer)
@@ -143,6 +153,14 @@ class Job:
         self.optimizer.zero_grad(set_to_none=True)
         if self.memory is not None:
             self.memory.step()
+
+    @torch.no_grad()
+    def probe(self) -> Tensor:
+        """(n, D): embeddings of the images whose drift is watched: a model that cannot embed them has diverged."""
+        self.model.eval()
+        probed = self.model(self.drift.images)
+        self.model.train()
+        return probed
 
     # ---------------------------------------------------------------- state
 
@@ -155,7 +173,7 @@ class Job:
         state = {
             "step": step,
             "config": to_dict(self.config),
-            "classes": [str(name) for name in self.dataset.train.class_names],
+            "classes": self._class_names(),
             "images": len(self.dataset.train),
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -172,14 +190,28 @@ class Job:
         }
         write_checkpoint(path or self.last, state)
 
+    def _same_run(self, state: dict) -> None:
+        """Refuses a checkpoint of other data or other settings: what follows would be neither run."""
+        images, classes = len(self.dataset.train), self._class_names()
+        if (state["images"], state["classes"]) != (images, classes):
+            raise InputError(
+                f"this run was trained on {state['images']} images of {len(state['classes'])} classes and there are {images} "
+                f"of {len(classes)} now, or others: restore the data, or start a new run"
+            )
+        before, now = flat(from_dict(state["config"])), flat(self.config)
+        for name in before:
+            if before[name] != now[name] and name not in MAY_CHANGE:
+                raise InputError(
+                    f"{name} was {before[name]} in this run and is {now[name]} now: put it back, or start a new run"
+                )
+
+    def _class_names(self) -> list[str]:
+        return [str(name) for name in self.dataset.train.class_names]
+
     def restore(self) -> int:
         """Loads the last checkpoint and returns the iteration to go on with."""
         state = read_checkpoint(self.last, self.device)
-        if state["images"] != len(self.dataset.train):
-            raise InputError(
-                f"this run was trained on {state['images']} images and there are {len(self.dataset.train)} now: "
-                "restore the data, or start a new run"
-            )
+        self._same_run(state)
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.plateau.load_state_dict(state["plateau"])

@@ -54,7 +54,7 @@ class Embedder:
         return self.embed_set(_Opened(opened))
 
     @torch.no_grad()
-    def embed_set(self, images: ImageSet, batch_size: int = 128) -> Tensor:
+    def embed_set(self, images: ImageSet, batch_size: int = task.EMBEDDED) -> Tensor:
         """(N, D): the embeddings of a whole set, in its order."""
         feed = DecodeFeed(images, self.augmentation)
         parts = [self.model(batch).float().cpu() for batch, _, _ in sweep(feed, batch_size, device=self.device)]
@@ -77,7 +77,7 @@ def _open(image: Image.Image | np.ndarray | str | Path) -> Image.Image:
     if isinstance(image, Image.Image):
         return image.convert("RGB")
     if isinstance(image, np.ndarray):
-        if image.dtype != np.uint8 or image.ndim not in (2, 3):
+        if image.dtype != np.uint8 or not (image.ndim == 2 or (image.ndim == 3 and image.shape[2] == 3)):
             raise InputError(f"an image array must be uint8 of shape (H, W) or (H, W, 3), not {image.dtype} {image.shape}")
         return Image.fromarray(image).convert("RGB")
     path = Path(image)

@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from xbm.errors import InputError
-from xbm.train import task
-from xbm.train.config import Config, save, to_dict
+from xbm.train.config import Config, check, save
 from xbm.train.console import Console
+from xbm.train.dataset import begin_run, read_run
+from xbm.train.files import disk_trouble_told
 from xbm.train.finish import finish, score
 from xbm.train.job import TALLY, Job
 from xbm.train.metrics import Metrics
@@ -28,17 +30,22 @@ from xbm.train.watch import spread_of
 
 def train(config: Config, folder: Path, resume: bool = False, quiet: bool = False) -> dict[str, Any]:
     """Trains as `config` says, writes everything under `folder`, and returns the final figures."""
-    dataset = task.read_checked(config)
-    folder.mkdir(parents=True, exist_ok=True)
-    save(config, folder / "config.yaml")
-    job = Job(config, dataset, folder)
-    start = job.restore() if resume and job.last.exists() else 0
-    metrics = Metrics(folder, start, to_dict(config) if config.log.wandb else None)
-    with Console(config, start, quiet) as console:
-        console.say(f"{config.data.name}: {len(dataset.train)} images of {dataset.train.num_classes} classes on {job.device}")
-        run(job, start, metrics, console)
-        metrics.close()
-        return finish(job, console)
+    check(config)
+    begun = (folder / "config.yaml").exists()
+    if begun and not resume:
+        raise InputError(f"{folder} already holds a run: go on with --resume {folder}, or give another --out")
+    if resume and not begun:
+        raise InputError(f"{folder} holds no run: give the folder that `xbm train` printed")
+    with disk_trouble_told(folder):
+        dataset = read_run(config, folder) if resume else begin_run(config, folder)
+        job = Job(config, dataset, folder)
+        start = job.restore() if resume and job.last.exists() else 0
+        save(config, folder / "config.yaml")
+        with Metrics(folder, start, config) as metrics, Console(config, start, quiet) as console:
+            classes = dataset.train.num_classes
+            console.say(f"{config.data.name}: {len(dataset.train)} images of {classes} classes on {job.device}")
+            run(job, start, metrics, console)
+            return finish(job, console)
 
 
 def run(job: Job, start: int, metrics: Metrics, console: Console) -> None:
@@ -55,6 +62,7 @@ def run(job: Job, start: int, metrics: Metrics, console: Console) -> None:
         for images, labels, ids in batches:
             with job.autocast():
                 anchors = model(images)
+            finite(job, step, anchors)
             with torch.set_grad_enabled(not remembering or config.memory.batch_weight > 0):
                 in_batch, stats = loss_fn(anchors, labels, ids=ids, return_stats=True)
             loss, against, mined = in_batch, torch.zeros_like(in_batch), torch.zeros_like(in_batch)
@@ -63,6 +71,7 @@ def run(job: Job, start: int, metrics: Metrics, console: Console) -> None:
                 against, found = loss_fn(anchors, labels, memory, ids=ids, return_stats=True)
                 loss = config.memory.batch_weight * in_batch + config.memory.weight * against
                 mined = found.valid_negatives.sum()
+            finite(job, step, loss)
             job.scaler.scale(loss / len(batches)).backward()
             job.tally += torch.stack(
                 [x.detach().double() for x in (loss, in_batch, against, stats.valid_negatives.sum(), mined)]
@@ -70,27 +79,30 @@ def run(job: Job, start: int, metrics: Metrics, console: Console) -> None:
             job.tallied += 1
 
         job.update()
-        finite(job, step, loss)
-        drifts = job.drift(step + 1, model)  # θ after this step
-        if (step + 1) % config.log.every == 0 or step + 1 == config.optim.iterations:
+        done = step + 1
+        last = done == config.optim.iterations
+        drifts = job.drift(done, model)  # θ after this step
+        choosing = config.log.evaluate_every > 0 and done % config.log.evaluate_every == 0
+        if done % config.log.every == 0 or choosing or last:
             row = line(job, step, anchors, drifts)
-            if config.log.evaluate_every and (step + 1) % config.log.evaluate_every == 0:
+            if choosing:
                 row["recall@1"] = next(iter(score(job).values()))["recall@1"]
                 if row["recall@1"] > job.best:
                     job.best = row["recall@1"]
-                    job.save(step + 1, job.folder / "checkpoints" / "best.pt")
+                    job.save(done, job.folder / "checkpoints" / "best.pt")
             metrics.write(row, console.speed)
             for warning in job.watch.look(row):
                 console.say(f"warning: {warning}")
             console.show(row)
-        console.advance(step + 1)
-        if (step + 1) % config.log.checkpoint_every == 0 or step + 1 == config.optim.iterations:
-            finite(job, step, loss, look=True)
-            job.save(step + 1)
+        console.advance(done)
+        if done % config.log.checkpoint_every == 0 or last:
+            finite(job, step, job.tally.sum() + job.probe().sum(), look=True)
+            job.save(done)
 
 
-def line(job: Job, step: int, anchors: torch.Tensor, drifts: dict[int, torch.Tensor]) -> dict[str, float]:
+def line(job: Job, step: int, anchors: Tensor, drifts: dict[int, Tensor]) -> dict[str, float]:
     """One line of metrics: means since the last line. This is where a run waits for its device."""
+    finite(job, step, job.tally.sum() + anchors.sum(), look=True)
     means = (job.tally / max(1, job.tallied)).tolist()
     job.tally.zero_()
     job.tallied = 0
@@ -102,14 +114,13 @@ def line(job: Job, step: int, anchors: torch.Tensor, drifts: dict[int, torch.Ten
         row["memory_loss"] = row["valid_negatives_memory"] = math.nan
     else:
         job.memory.check()
-    if job.config.optim.schedule == "plateau":
-        job.plateau.step(row["loss"])
+    job.heed(row["loss"])
     return row
 
 
-def finite(job: Job, step: int, loss: torch.Tensor, look: bool = False) -> None:
-    """Stops a run whose loss is no longer a number, before it can overwrite a good checkpoint."""
-    if (look or job.device.type == "cpu") and not bool(torch.isfinite(loss.detach())):
+def finite(job: Job, step: int, values: Tensor, look: bool = False) -> None:
+    """Stops a run that has diverged, before it can overwrite a good checkpoint. A GPU is only waited for with `look`."""
+    if (look or job.device.type == "cpu") and not bool(torch.isfinite(values.detach()).all()):
         kept = f"the last good checkpoint is {job.last}" if job.last.exists() else "no checkpoint had been written yet"
         raise InputError(
             f"iteration {step}: the loss is not finite; {kept}: try a lower optim.lr, optim.precision=fp32, "

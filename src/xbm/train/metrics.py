@@ -2,11 +2,13 @@
 
 import csv
 import math
-import os
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 from xbm.errors import InputError
+from xbm.train.config import Config, to_dict
+from xbm.train.files import replacing
 
 COLUMNS = (
     "step", "loss", "batch_loss", "memory_loss", "lr", "valid_negatives_batch", "valid_negatives_memory", "mean_cosine",
@@ -15,29 +17,27 @@ COLUMNS = (
 
 
 class Metrics:
-    """Rows of `metrics.csv`, mirrored to TensorBoard. Opening at `step` cuts off what a killed run wrote after it."""
+    """Rows of `metrics.csv`, mirrored to TensorBoard. Opening at `step` cuts off what a killed run wrote from there on."""
 
-    def __init__(self, folder: Path, step: int, wandb_config: dict[str, Any] | None = None) -> None:
+    def __init__(self, folder: Path, step: int, config: Config) -> None:
         self.path = folder / "metrics.csv"
         rows = [row for row in read_metrics(self.path) if row["step"] < step] if self.path.exists() else []
-        beside = self.path.with_suffix(".part")
-        with open(beside, "w", newline="") as file:
+        with replacing(self.path) as beside, open(beside, "w", newline="") as file:
             writer = csv.writer(file)
             writer.writerow(COLUMNS)
             writer.writerows([_text(row[name]) for name in COLUMNS] for row in rows)
-        os.replace(beside, self.path)
         self._file = self.path.open("a", newline="")
         self._csv = csv.writer(self._file)
         from torch.utils.tensorboard import SummaryWriter
 
         self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=step)
         self._wandb: Any = None
-        if wandb_config is not None:
+        if config.log.wandb:
             try:
                 import wandb
             except ModuleNotFoundError:
                 raise InputError("log.wandb needs the wandb package: pip install wandb, or leave log.wandb off") from None
-            self._wandb = wandb.init(project="xbm", dir=str(folder), config=wandb_config, resume="allow", id=folder.name)
+            self._wandb = wandb.init(project="xbm", dir=str(folder), config=to_dict(config), resume="allow", id=folder.name)
 
     def write(self, values: dict[str, float], speed: float = math.nan) -> None:
         self._csv.writerow([_text(values.get(name, math.nan)) for name in COLUMNS])
@@ -51,9 +51,14 @@ class Metrics:
         if self._wandb is not None:
             self._wandb.log(known, step=step)
 
-    def close(self) -> None:
-        self._file.close()
-        self._board.close()
+    def __enter__(self) -> "Metrics":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # closing writes what is buffered; on a full disk that fails once more, and the first error is the one to tell
+        with suppress(OSError) if kind is not None else nullcontext():
+            self._file.close()
+            self._board.close()
         if self._wandb is not None:
             self._wandb.finish()
 

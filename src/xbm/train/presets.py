@@ -1,10 +1,11 @@
-"""Ready-made configs: every data set of the paper with Table 7's values, the built-in data, and the three recipes."""
+"""Ready-made configs: every data set of the paper with Table 7's values, the built-in data, and the two recipes."""
 
 from dataclasses import replace
 from typing import Any
 
 from xbm.errors import InputError, unknown
 from xbm.losses import LOSSES
+from xbm.models.trunks import TRUNKS as KNOWN
 from xbm.train.config import Config, override
 
 # Table 7: learning rate, decay, iterations, R_M, and for CUB and Cars the keyed memory's α and m over all N. The paper warms
@@ -19,8 +20,8 @@ DATASETS: dict[str, dict[str, Any]] = {
     "cub": {"optim.lr": 3e-5, "optim.decay_at": (), "optim.iterations": 1_400, "memory.alpha": 0.2, **KEYED},
     "cars": {"optim.lr": 1e-4, "optim.decay_at": (1_400,), "optim.iterations": 2_000, "memory.alpha": 0.1, **KEYED},
     "glyphs": {
-        **SMALL, "data.resize": 32, "data.crop": 32, "batch.size": 32, "optim.lr": 1e-3, "optim.iterations": 1_500,
-        "optim.decay_at": (1_200,), "memory.start": 100, "loss.reduction": "mean", "memory.batch_weight": 1.0,
+        **SMALL, "data.resize": 32, "data.crop": 32, "batch.size": 32, "optim.lr": 1e-3, "optim.iterations": 1_000,
+        "optim.decay_at": (800,), "memory.start": 300, "loss.reduction": "mean", "memory.batch_weight": 1.0,
     },
     "omniglot": {
         **SMALL, "data.resize": 32, "data.crop": 32, "optim.lr": 1e-3, "optim.iterations": 3_000,
@@ -66,11 +67,11 @@ def preset(name: str, loss: str | None = None, trunk: str | None = None, recipe:
             raise InputError("the released code's recipe is for photographs: use a preset with a pretrained trunk")
         config = replace(override(config, RECIPES[recipe]), recipe=recipe)
     if trunk is not None:
-        config = override(config, {"model.trunk": trunk})
-        if trunk in TRUNKS:
-            config = override(config, {"model.dim": TRUNKS[trunk]})
-        if trunk != "small" and config.model.weights == "none":
-            config = override(config, {"model.weights": "imagenet"})
+        if trunk not in KNOWN and not trunk.startswith("timm/"):
+            raise unknown("trunk", trunk, [*KNOWN, "timm/NAME"])
+        weights = "none" if trunk == "small" else "imagenet"
+        dim = TRUNKS.get(trunk, config.model.dim)
+        config = override(config, {"model.trunk": trunk, "model.weights": weights, "model.dim": dim})
     if loss is not None:
         known = {**LOSS_NAMES, **{each: each for each in LOSSES}}
         if loss not in known:

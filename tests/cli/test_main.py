@@ -1,0 +1,96 @@
+"""`xbm` as a whole: quick help with an example for everything, and one sentence with exit code 2 for bad input."""
+
+import subprocess
+import sys
+
+import pytest
+from typer.main import get_command
+
+from tiny import xbm
+from xbm import __main__
+from xbm.cli import app
+from xbm.errors import InputError
+
+COMMANDS = get_command(app).commands
+HEAVY = ("torch", "torchvision", "numpy", "PIL", "timm", "scipy", "pyarrow", "matplotlib", "tensorboard", "yaml")
+
+
+def test_the_commands_are_there():
+    assert {"train", "evaluate", "embed", "demo", "presets", "datasets", "prepare", "report", "compare"} <= COMMANDS.keys()
+
+
+@pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["demo", "--help"], []])
+def test_help_loads_nothing_heavy(words):
+    script = f"""
+import sys
+sys.argv = ["xbm", *{words!r}]
+from xbm.__main__ import main
+try:
+    main()
+except SystemExit as end:
+    print("code", end.code)
+print("heavy", [name for name in {HEAVY!r} if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert "heavy []" in done.stdout and "Usage" in done.stdout, done.stdout + done.stderr
+    assert "code 0" in done.stdout or not words
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_every_commands_help_shows_an_example(name):
+    code, out, _ = xbm(name, "--help")
+    assert code == 0 and "Example" in out and f"xbm {name}" in out.replace("\n", " ")
+
+
+def test_every_option_that_is_not_plain_is_explained():
+    for name, command in COMMANDS.items():
+        silent = [p.name for p in command.params if p.param_type_name == "option" and not p.help and p.name not in ("help",)]
+        assert silent == [], name
+
+
+def test_python_dash_m_does_the_same():
+    done = subprocess.run([sys.executable, "-m", "xbm", "train", "no"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: unknown preset 'no'") and done.stderr.count("\n") == 1 and done.stdout == ""
+
+
+def ends(monkeypatch, error: BaseException) -> tuple[int, str]:
+    def app():
+        raise error
+
+    monkeypatch.setattr("xbm.cli.app", app)
+    code, _, err = xbm()
+    return code, err
+
+
+def test_bad_input_is_one_sentence_and_exit_code_2(monkeypatch):
+    assert ends(monkeypatch, InputError("give a folder")) == (2, "error: give a folder\n")
+
+
+def test_a_full_disk_is_one_sentence_too(monkeypatch):
+    code, said = ends(monkeypatch, OSError(28, "No space left on device", "/x.npz"))
+    assert code == 2 and said == "error: /x.npz cannot be written or read (No space left on device): make room\n"
+
+
+def test_ctrl_c_is_no_accident(monkeypatch):
+    assert ends(monkeypatch, KeyboardInterrupt()) == (130, "\ninterrupted\n")
+
+
+def test_an_error_of_ours_keeps_its_traceback(monkeypatch):
+    for error in (RuntimeError("a bug"), OSError(5, "Input/output error")):
+        with pytest.raises(type(error)):
+            ends(monkeypatch, error)
+
+
+def test_a_missing_package_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "xbm.cli", None)
+    with pytest.raises(ModuleNotFoundError):
+        __main__.main()
+    script = "import sys; sys.modules['typer'] = None\nfrom xbm.__main__ import main\nmain()"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 1 and "pip install 'xbm[train]'" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_an_unknown_command_is_refused():
+    code, _, err = xbm("trian")
+    assert code == 2 and "trian" in err

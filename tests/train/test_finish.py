@@ -1,0 +1,93 @@
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from tiny import tiny_config
+from xbm.data.images import Protocol
+from xbm.retrieval import evaluate
+from xbm.train.dataset import read_run
+from xbm.train.finish import MINED, NEIGHBOURS, recall_curve
+from xbm.train.load import load
+from xbm.train.loop import train
+
+
+@pytest.fixture(scope="module")
+def run(photos, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("finish") / "run"
+    return folder, train(tiny_config(photos), folder, quiet=True), read_run(tiny_config(photos), folder)
+
+
+def test_the_result_is_what_is_on_the_disk(run):
+    folder, result, dataset = run
+    assert json.loads((folder / "result.json").read_text()) == result
+    assert result["protocol"] == "test" and result["protocols"]["test"].items() <= result.items()
+    assert result["data"] == {"name": "photos", "train_images": len(dataset.train), "train_classes": 6}
+    assert result["iterations"] == 17 and result["seed"] == 0 and result["seconds_per_iteration"] > 0
+    assert result["versions"]["torch"] == torch.__version__ and result["notes"] == []
+
+
+def test_the_figures_are_those_of_the_models_embeddings(run):
+    folder, result, dataset = run
+    images = dataset.protocols[0].query
+    again = evaluate(load(folder).embed_set(images), images.labels, ks=dataset.protocols[0].ks)
+    assert {name: result[name] for name in again} == pytest.approx(again)
+
+
+def test_the_curve_is_recall_at_each_k(run):
+    _, result, dataset = run
+    assert len(result["curve"]) == 32
+    assert [result["curve"][k - 1] for k in dataset.protocols[0].ks] == pytest.approx(
+        [result[f"recall@{k}"] for k in dataset.protocols[0].ks]
+    )
+
+
+def test_a_gallery_has_a_curve_too(run):
+    _, _, dataset = run
+    images = dataset.protocols[0].query
+    protocol = Protocol("query/gallery", images, (1,), gallery=dataset.train)
+    queries = torch.nn.functional.one_hot(torch.as_tensor(images.labels), 6).float()
+    searched = torch.nn.functional.one_hot(torch.as_tensor(dataset.train.labels), 6).float()
+    assert recall_curve(protocol, {id(images): queries, id(dataset.train): searched}, up_to=3) == [1.0, 1.0, 1.0]
+
+
+def test_examples_name_the_neighbours_of_every_query(run):
+    folder, _, dataset = run
+    images = dataset.protocols[0].query
+    vectors = load(folder).embed_set(images)
+    with np.load(folder / "examples.npz") as found:
+        neighbours, similarities = found["neighbours"], found["similarities"]
+    assert neighbours.shape == (len(images), NEIGHBOURS)
+    assert not (neighbours == np.arange(len(images))[:, None]).any()  # no image is its own neighbour
+    wanted = (vectors @ vectors.T).fill_diagonal_(-2).topk(NEIGHBOURS).values
+    np.testing.assert_allclose(similarities, wanted, atol=1e-5)
+
+
+def test_mined_negatives_are_of_other_classes_hardest_first(run):
+    folder, _, dataset = run
+    labels = dataset.train.labels
+    with np.load(folder / "examples.npz") as found:
+        mined = {name: found[name] for name in found.files if name.startswith("mined_")}
+    assert len(mined["mined_anchor"]) == 8  # the batch is smaller than the twelve that are shown
+    for k, (anchor, positive) in enumerate(zip(mined["mined_anchor"], mined["mined_positive"])):
+        assert labels[anchor] == labels[positive] and anchor != positive
+        for pool in ("batch", "memory"):
+            ids, similarities = mined[f"mined_{pool}"][k], mined[f"mined_{pool}_s"][k]
+            there = ids >= 0
+            assert there.any() and (labels[ids[there]] != labels[anchor]).all() and np.isnan(similarities[~there]).all()
+            assert (np.diff(similarities[there]) <= 0).all()
+        assert there.all() and len(there) == MINED  # the memory has enough of them
+
+
+def test_without_memory_only_the_batch_is_mined(photos, tmp_path):
+    train(tiny_config(photos, memory__ratio=0.0, optim__iterations=2), tmp_path / "run", quiet=True)
+    with np.load(tmp_path / "run" / "examples.npz") as found:
+        assert found["mined_memory"].size == 0 and found["mined_batch"].shape == (8, MINED)
+
+
+def test_the_folder_holds_what_it_should_and_nothing_half_written(run):
+    folder, _, _ = run
+    names = {path.name for path in folder.iterdir()}
+    assert names == {"checkpoints", "config.yaml", "examples.npz", "metrics.csv", "result.json", "split.csv", "tensorboard"}
+    assert not list(folder.rglob("*.part*"))

@@ -1,0 +1,128 @@
+import numpy as np
+import pytest
+import torch
+
+from tiny import tiny_config
+from xbm.data.feeds import DecodeFeed, ResidentFeed, StoreFeed
+from xbm.data.images import ImageSet
+from xbm.data.samplers import PKSampler, ShuffleSampler
+from xbm.data.store import prepare
+from xbm.errors import InputError
+from xbm.losses import ContrastiveLoss, MultiSimilarityLoss
+from xbm.train import task
+from xbm.train.config import Config, override
+from xbm.train.dataset import read_data
+
+
+def config(**changes):
+    return override(Config(), {name.replace("__", "."): value for name, value in changes.items()})
+
+
+def test_devices_are_picked_or_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert task.pick_device("auto") == task.pick_device("cpu") == torch.device("cpu")
+    with pytest.raises(InputError, match="no GPU is visible"):
+        task.pick_device("cuda")
+    with pytest.raises(InputError, match="there is no device 'gpu'"):
+        task.pick_device("gpu")
+
+
+@pytest.mark.parametrize(
+    ("ratio", "update", "images", "size"),
+    [(1.0, "queue", 37, 37), (0.2, "queue", 37, 7), (0.5, "queue", 7, 4), (1e-4, "queue", 37, 1), (1.0, "backprop", 37, 37)],
+)
+def test_the_memory_holds_the_ratio_of_the_images(ratio, update, images, size):
+    memory = task.memory_of(config(memory__ratio=ratio, memory__update=update, model__dim=5), images)
+    assert memory.rows.shape == (size, 5) and memory.update == update
+
+
+def test_no_ratio_no_memory():
+    assert task.memory_of(config(memory__ratio=0), 37) is None
+
+
+def test_the_memorys_settings_reach_it():
+    chosen = {"memory__update": "backprop", "memory__alpha": 0.3, "memory__momentum": 0.8, "memory__dtype": "bfloat16"}
+    memory = task.memory_of(config(**chosen), 9)
+    assert (memory.alpha, memory.momentum, memory.rows.dtype) == (0.3, 0.8, torch.bfloat16)
+    assert task.memory_of(config(memory__update="moving_average"), 9).momentum == 0.9
+
+
+def test_memories_that_cannot_be_are_refused():
+    with pytest.raises(InputError, match=r"keeps one slot an image: memory.ratio must be 1"):
+        task.memory_of(config(memory__ratio=0.5, memory__update="backprop"), 9)
+    with pytest.raises(InputError, match="did you mean 'float16'"):
+        task.memory_of(config(memory__dtype="float15"), 9)
+    with pytest.raises(InputError, match="did you mean 'queue'"):
+        task.memory_of(config(memory__update="que"), 9)
+
+
+def test_the_losss_settings_reach_it():
+    loss = task.loss_of(config(loss__options={"margin": 0.3}, loss__reduction="mean", loss__exclude="instance"))
+    assert isinstance(loss, ContrastiveLoss) and (loss.margin, loss.reduction, loss.exclude) == (0.3, "mean", "instance")
+    assert isinstance(task.loss_of(config(loss__name="multi_similarity")), MultiSimilarityLoss)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"loss__name": "contrastiv"}, "unknown loss 'contrastiv': did you mean 'contrastive'"),
+        ({"loss__options": {"marign": 0.3}}, "loss.options=.*marign.* do not fit the contrastive loss"),
+        ({"loss__reduction": "men"}, "did you mean 'mean'"),
+    ],
+)
+def test_losses_that_cannot_be_are_refused(changes, message):
+    with pytest.raises(InputError, match=message):
+        task.loss_of(config(**changes))
+
+
+def test_samplers():
+    images = ImageSet("made", np.repeat(np.arange(5), 3), list("abcde"), pixels=np.zeros((15, 4, 4), np.uint8))
+    sampler = task.sampler_of(images, config(batch__size=6, batch__per_class=2))
+    assert isinstance(sampler, PKSampler) and len(np.unique(images.labels[sampler.batch(3)])) == 3
+    assert isinstance(task.sampler_of(images, config(batch__size=6, batch__sampler="shuffle")), ShuffleSampler)
+    with pytest.raises(InputError, match=r"batch.size=7 is not a multiple of batch.per_class=2"):
+        task.sampler_of(images, config(batch__size=7, batch__per_class=2))
+    with pytest.raises(InputError, match="did you mean 'shuffle'"):
+        task.sampler_of(images, config(batch__sampler="shufle"))
+
+
+def test_the_feed_suits_the_set(photos, tmp_path):
+    chosen = tiny_config(photos)
+    images = read_data(chosen.data).train
+    augmentation = task.augmentation_of(chosen, task.model_of(chosen))
+
+    def feed(of=images, **changes):
+        return task.feed_of(of, tiny_config(photos, **changes), augmentation, torch.device("cpu"))
+
+    assert type(feed()) is DecodeFeed
+    pixels = np.stack([np.asarray(images.open(k)) for k in range(len(images))])
+    assert type(feed(ImageSet("made", images.labels, images.class_names, pixels=pixels))) is ResidentFeed
+    store = str(prepare(images, tmp_path / "store", resize=16, quiet=True))
+    assert type(feed(data__store=store)) is StoreFeed
+    assert type(feed(data__store=store, data__feed="resident")) is ResidentFeed
+    assert type(feed(data__store=store, data__feed="decode")) is DecodeFeed
+    batches = [feed(data__store=s, data__feed=f).train(np.array([5, 2]), 3) for s, f in ((store, "store"), (None, "decode"))]
+    assert torch.equal(*batches)
+    with pytest.raises(InputError, match="make one with `xbm prepare`"):
+        feed(data__feed="store")
+    with pytest.raises(InputError, match="did you mean 'resident'"):
+        feed(data__feed="residnt")
+
+
+def test_augmentations():
+    model = task.model_of(config(model__trunk="small", model__weights="none"))
+    kinds = {name: task.augmentation_of(config(data__augmentation=name), model) for name in task.KINDS}
+    assert {name: (a.kind, a.flip, a.padding, a.channels) for name, a in kinds.items()} == {
+        "paper": ("crop", True, 0, 1), "official": ("resized_crop", True, 0, 1), "shift": ("shift", False, 14, 1),
+        "none": ("none", False, 0, 1),
+    }  # fmt: skip
+    assert kinds["paper"].resize == 256 and kinds["paper"].crop == 224
+    with pytest.raises(InputError, match="did you mean 'paper'"):
+        task.augmentation_of(config(data__augmentation="papr"), model)
+
+
+def test_batch_norm_is_frozen_when_asked():
+    for frozen in (False, True):
+        model = task.model_of(config(model__trunk="small", model__weights="none", model__freeze_batch_norm=frozen)).train()
+        norms = [module for module in model.modules() if isinstance(module, torch.nn.BatchNorm2d)]
+        assert norms and all(norm.training is not frozen for norm in norms)
