@@ -311,6 +311,14 @@ def test_a_batch_larger_than_the_memory_counts_as_one_call():
     assert memory.labels.tolist() == [5, 6, 7] and memory.ages.tolist() == [0, 0, 0]
 
 
+def test_anchors_of_a_batch_larger_than_the_memory_meet_what_stayed_of_it():
+    """Without ids: the first rows did not stay, so nothing in the bank is theirs; the others leave out their own."""
+    memory, v, labels = CrossBatchMemory(5, 4), unit(8, 4), torch.zeros(8, dtype=torch.int64)
+    memory.enqueue(v, labels)
+    _, stats = ContrastiveLoss()(v, labels, memory, return_stats=True)
+    assert stats.valid_positives.tolist() == [5, 5, 5, 4, 4, 4, 4, 4]
+
+
 # ------------------------------------------------------------------ torch.compile
 
 

@@ -30,7 +30,7 @@ def pairing(
     own[::3] = -1
     return anchors, Pairing(
         rows=rows,
-        row_labels=torch.randint(0, classes, (M,)),
+        row_labels=torch.randint(0, classes + 3, (M,)),  # some of no anchor's class
         stamps=torch.where(torch.arange(M) % 7 == 3, -1, torch.arange(M)),
         labels=labels,
         sound=torch.ones(m, dtype=torch.bool),

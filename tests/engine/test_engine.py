@@ -71,10 +71,11 @@ def test_rows_are_differentiated_only_where_somebody_asks(monkeypatch):
     assert asked == [False, True, False]
 
 
-@pytest.mark.parametrize("engine", ["streaming", "reference"])
-def test_an_unsound_anchor_adds_nothing_where_shapes_are_fixed(engine, monkeypatch):
+@pytest.mark.parametrize(("engine", "small"), [("streaming", -1), ("streaming", 1 << 14), ("reference", 0)])
+def test_an_unsound_anchor_adds_nothing_where_shapes_are_fixed(engine, small, monkeypatch):
     """What another device does, played on this one: there the anchor could not be refused."""
     monkeypatch.setattr("xbm.engine.streaming.MOST_LISTED", -1)
+    monkeypatch.setattr("xbm.engine.streaming.SMALL", small)
     for name in NAMES:
         anchors, p = pairing()
         p = p._replace(sound=torch.tensor([True, False, True, True, False, True]))

@@ -14,12 +14,14 @@ from xbm.losses import LOSSES
 
 NAMES = sorted(LOSSES)
 FORMS = {
-    "one tile": {},
-    "tiles of one row": {"TILE": 1},
-    "single rows": {"TILE": 5 * 9, "SPARSE": 1.0},
-    "whole tiles": {"TILE": 5 * 9, "SPARSE": -1.0},
-    "fixed shapes": {"TILE": 5 * 9, "MOST_LISTED": -1},
-    "anchors in turn": {"TILE": 5 * 9, "MOST_LISTED": -1, "COLUMNS": 200},
+    "all at once": {},
+    "all at once, anchors in turn": {"TILE": 6 * 9, "COLUMNS": 200},
+    "one tile": {"SMALL": -1},
+    "tiles of one row": {"SMALL": -1, "TILE": 1},
+    "single rows": {"SMALL": -1, "TILE": 6 * 9, "SPARSE": 1.0},
+    "whole tiles": {"SMALL": -1, "TILE": 6 * 9, "SPARSE": -1.0},
+    "fixed shapes": {"SMALL": -1, "TILE": 6 * 9, "MOST_LISTED": -1},
+    "fixed shapes, anchors in turn": {"SMALL": -1, "TILE": 6 * 9, "MOST_LISTED": -1, "COLUMNS": 200},
 }
 
 
@@ -47,7 +49,9 @@ def test_rows_get_a_gradient_only_if_asked():
 
 
 @pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16, torch.float32])
-def test_rows_are_widened_to_the_anchors_type(stored):
+@pytest.mark.parametrize("small", [-1, streaming.SMALL])
+def test_rows_are_widened_to_the_anchors_type(stored, small, monkeypatch):
+    monkeypatch.setattr(streaming, "SMALL", small)
     anchors, p = pairing()
     narrow = p._replace(rows=p.rows.to(stored))
     wide = p._replace(rows=narrow.rows.double())
@@ -56,7 +60,9 @@ def test_rows_are_widened_to_the_anchors_type(stored):
         assert a.gradient.dtype == torch.float64 and torch.equal(a.loss, b.loss) and torch.equal(a.gradient, b.gradient)
 
 
-def test_half_anchors_are_computed_in_float32():
+@pytest.mark.parametrize("small", [-1, streaming.SMALL])
+def test_half_anchors_are_computed_in_float32(small, monkeypatch):
+    monkeypatch.setattr(streaming, "SMALL", small)
     anchors, p = pairing(dtype=torch.bfloat16)
     assert streaming.compare(LOSSES["contrastive"](), anchors, p, False, False).gradient.dtype == torch.float32
 

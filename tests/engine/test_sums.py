@@ -23,7 +23,8 @@ def pairs():
 
 
 def rows_of(t, cut):
-    return Terms(*(x[cut] if isinstance(x, torch.Tensor) else x for x in t))
+    """The terms of some rows, in memory of their own: a tile's terms are used up."""
+    return Terms(*(x[cut].clone() if isinstance(x, torch.Tensor) else x for x in t))
 
 
 def by_tiles(pairs, order):

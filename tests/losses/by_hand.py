@@ -9,10 +9,18 @@ import pytest
 import torch
 
 from xbm import CrossBatchMemory
+from xbm.engine import streaming
 from xbm.losses import PairLoss
 
 Value = Callable[[Sequence[float], Sequence[float]], float]  # an anchor's loss from the similarities of P and N
 Weights = Callable[[Sequence[float], Sequence[float]], tuple[list[float], list[float]]]  # w of each of P and of N
+# the engines, and the ways in which the streaming one may go about it
+ENGINES: list[tuple[str, dict[str, int]]] = [
+    ("reference", {}),
+    ("streaming", {}),  # so few pairs: all at once
+    ("streaming", {"SMALL": -1}),  # positives listed
+    ("streaming", {"SMALL": -1, "MOST_LISTED": -1, "TILE": 3 * 4}),  # positives by mask, four rows at a time
+]
 
 
 class Case(NamedTuple):
@@ -83,9 +91,12 @@ def assert_formula(make: Callable[..., PairLoss], value: Value, weights: Weights
 
     memory = CrossBatchMemory(len(c.rows), 3, dtype=torch.float64)
     memory.enqueue(torch.tensor(c.rows, dtype=torch.float64), torch.tensor(c.row_labels), torch.tensor(c.row_ids))
-    for engine in ("reference", "streaming"):
+    for engine, settings in ENGINES:
         v = torch.tensor(c.anchors, dtype=torch.float64, requires_grad=True)
-        loss = make(engine=engine)(v, torch.tensor(c.labels), memory, ids=torch.tensor(c.ids))
+        with pytest.MonkeyPatch.context() as patch:
+            for name, setting in settings.items():
+                patch.setattr(streaming, name, setting)
+            loss = make(engine=engine)(v, torch.tensor(c.labels), memory, ids=torch.tensor(c.ids))
         loss.backward()
         assert loss.item() == pytest.approx(total / m, rel=1e-11, abs=1e-12)
         for got, row in zip(v.grad.tolist(), gradient):

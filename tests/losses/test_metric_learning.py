@@ -22,6 +22,7 @@ from pytorch_metric_learning.miners import MultiSimilarityMiner
 from pytorch_metric_learning.reducers import SumReducer
 
 from xbm import ContrastiveLoss, CrossBatchMemory, MetricLearningLoss, MultiSimilarityLoss, TripletLoss
+from xbm.engine import streaming
 
 M_ANCHORS, M_ROWS, DIM = 9, 83, 13
 
@@ -87,7 +88,14 @@ def assert_same(ours, theirs, x):
     assert torch.allclose(a, b, rtol=1e-10, atol=0) and torch.allclose(of_a, of_b, atol=1e-10, rtol=0)
 
 
-@pytest.mark.parametrize("engine", ["reference", "streaming"])
+@pytest.fixture(params=["reference", "all at once", "in tiles"])
+def engine(request, monkeypatch):
+    if request.param == "in tiles":
+        monkeypatch.setattr(streaming, "SMALL", -1)
+        monkeypatch.setattr(streaming, "TILE", DIM * 20)
+    return "reference" if request.param == "reference" else "streaming"
+
+
 @pytest.mark.parametrize("name", COINCIDE)
 def test_gradients_against_a_bank_equal_theirs(name, engine):
     make, options, theirs = COINCIDE[name]
@@ -102,7 +110,6 @@ def test_gradients_against_a_bank_equal_theirs(name, engine):
     )
 
 
-@pytest.mark.parametrize("engine", ["reference", "streaming"])
 @pytest.mark.parametrize("name", COINCIDE)
 def test_gradients_within_a_batch_equal_theirs(name, engine):
     make, options, theirs = COINCIDE[name]

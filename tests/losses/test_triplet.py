@@ -58,11 +58,12 @@ def test_mean_divides_by_the_valid_triplets_not_by_all_of_them():
 # ------------------------------------------------------------------ more positives than are compared in turn
 
 FORMS = {
-    "single rows": {"TILE": 4 * 23, "SPARSE": 1.0},
-    "tiles": {"TILE": 4 * 23, "SPARSE": -1.0},
+    "single rows": {"SMALL": -1, "TILE": 4 * 23, "SPARSE": 1.0},
+    "tiles": {"SMALL": -1, "TILE": 4 * 23, "SPARSE": -1.0},
     "whole columns": {"MOST_LISTED": -1},
-    "few positives, single rows": {"TILE": 4 * 23, "SPARSE": 1.0, "FEW": 1000},
-    "few positives, tiles": {"TILE": 4 * 23, "SPARSE": -1.0, "FEW": 1000},
+    "few positives, single rows": {"SMALL": -1, "TILE": 4 * 23, "SPARSE": 1.0, "FEW": 100},
+    "few positives, tiles": {"SMALL": -1, "TILE": 4 * 23, "SPARSE": -1.0, "FEW": 100},
+    "few positives, whole columns": {"MOST_LISTED": -1, "FEW": 100},
 }
 
 

@@ -42,7 +42,7 @@ def compare(loss: Loss, anchors: Tensor, pairing: Pairing, engine: str, stats: b
 
     Where the pairing leaves it to the engine to look which anchors are sound, their number comes as a sixth.
     """
-    if len(anchors) == 0:
+    if anchors.shape[0] == 0:
         none = pairing.labels.new_zeros(0)
         real = anchors.new_zeros(0)
         return anchors.sum() * 0, (none, none, real, real, real)

@@ -17,7 +17,7 @@ class Pairing(NamedTuple):
     ids: Tensor | None = None  # (m,)
     row_ids: Tensor | None = None  # (M,)
     own: Tensor | None = None  # (m,), the slot of the anchor's own copy, -1 if it has none
-    latest: tuple[Tensor, Tensor] | None = None  # the queue's pointer and newest rows, for an engine that finds own slots itself
+    latest: tuple[Tensor, Tensor] | None = None  # the queue's pointer and newest rows: own slots for the engine to find
 
     def masks(self, start: int = 0, stop: int | None = None) -> tuple[Tensor, Tensor]:
         """(T, m) twice: positive and negative pairs among the rows from start to stop."""

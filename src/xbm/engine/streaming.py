@@ -82,8 +82,8 @@ class _Pass:
     def _add_whole_tile(self, S: Tensor, hot: Tensor, rows: Tensor) -> None:
         t = self.loss.negative(S, self.p.side, _same)
         self.n.add_tile(t, hot, rows)
-        if self.p.side.beaten is not None:
-            self.p.side.beaten += self.loss.beaten(S, torch.where(hot, t.weight, 0), self.p.side, _same)
+        if self.p.side.beaten is not None and t.beaten is not None:
+            self.p.side.beaten += t.beaten
 
     def run(self, row_gradient: bool) -> Result:
         self.meet_positives()
@@ -156,8 +156,8 @@ class _Listed(_Pass):
         t = self.loss.negative(s, self.p.side, spread)
         self.n.add_list(t, anchor, row, rows)
         if self.p.side.beaten is not None:
-            assert isinstance(t.weight, Tensor)
-            self.p.side.beaten += self.loss.beaten(s, t.weight, self.p.side, spread)
+            assert t.beaten is not None
+            self.p.side.beaten += t.beaten
         return None
 
     def _terms(self) -> tuple[Terms, Tensor]:
@@ -230,7 +230,7 @@ def _by_anchors(loss: Loss, anchors: Tensor, pairing: Pairing, row_gradient: boo
         cut = slice(start, start + together)
         some = pairing._replace(
             labels=pairing.labels[cut],
-            sound=pairing.sound[cut],
+            sound=None if pairing.sound is None else pairing.sound[cut],
             ids=None if pairing.ids is None else pairing.ids[cut],
             own=None if pairing.own is None else pairing.own[cut],
         )

@@ -28,13 +28,14 @@ def whole(loss: Loss, S: Tensor, positive: Tensor, negative: Tensor) -> Whole:
         if loss.ranks_positives:
             p.ranked, order = apart.sort(dim=0)
     hot = negative & (loss.floor(p) < S)
-    against = loss.negative(S, p, _same) if len(S) else Terms()
+    apart = S.masked_fill(~negative, -torch.inf) if loss.ranks_positives else S  # ranks count what they see
+    against = loss.negative(apart, p, _same) if len(S) else Terms()
     _sum_up(n, against, hot)
     favour = Terms()
     if order is not None:
-        beaten = loss.beaten(S, torch.where(hot, against.weight, 0), p, _same)
-        p.beaten = beaten
-        weight = torch.zeros_like(S).scatter(0, order, beaten.to(S.dtype))
+        assert against.beaten is not None
+        p.beaten = against.beaten
+        weight = torch.zeros_like(S).scatter(0, order, p.beaten.to(S.dtype))
         favour = Terms(value=torch.zeros_like(S), weight=weight, valid=weight > 0)
     elif len(S):
         favour = loss.positive(S, n, _same)

@@ -68,10 +68,6 @@ class PairLoss(nn.Module):
         """What positives add, given the finished negative side."""
         raise NotImplementedError
 
-    def beaten(self, s: Tensor, rank: Tensor, p: Side, spread: Spread) -> Tensor:
-        """For losses that rank their positives: see `TripletLoss`."""
-        raise NotImplementedError
-
     def combine(self, p: Side, n: Side) -> Combined:
         """The anchor's loss and the coefficients of its gradient sums."""
         raise NotImplementedError
@@ -97,7 +93,9 @@ class PairLoss(nn.Module):
         loss, stats = engines.compare(self, anchors, pairing, self.engine, return_stats)
         if not return_stats:
             return loss
-        return loss, PairStats(*stats[:5], unsound=stats[5] if pairing.sound is None else pairing.unsound())
+        positives, negatives, hardest, easiest_positive, hardest_positive = stats[:5]
+        unsound = stats[5] if pairing.sound is None else pairing.unsound()
+        return loss, PairStats(positives, negatives, hardest, easiest_positive, hardest_positive, unsound)
 
     def weights(self, S: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
         """The paper's w_ij: m·∂L/∂S_ij for negatives, −m·∂L/∂S_ij for positives, 0 elsewhere.
@@ -151,7 +149,7 @@ class PairLoss(nn.Module):
             return self._pair_unseen(rows, labels, memory, ids, by_id)
         everyone = torch.ones_like(labels, dtype=torch.bool)
         sound = sound_rows(anchors.detach(), everyone, ids, 0) if len(labels) else everyone
-        shared = {"labels": labels, "sound": sound}
+        shared: dict[str, Any] = {"labels": labels, "sound": sound}
         if memory is None:
             own = None if by_id else torch.arange(len(labels), device=labels.device)
             return engines.Pairing(

@@ -43,35 +43,37 @@ class TripletLoss(PairLoss):
         """Counted from the lowest positive r: c·(S − r + η), less Σ beaten·(S_ik − r) in `combine`, adds up the triplets."""
         ranked = p.ranked  # (P, m)
         assert ranked is not None
+        tile = s.dim() == 2
         if len(ranked) <= FEW:
-            rank = torch.zeros_like(s, dtype=torch.int8)
+            rank, lost = torch.zeros_like(s, dtype=torch.int8), []
             for similarity in ranked:
-                rank += s > spread(similarity - self.margin)
+                beats = s > spread(similarity - self.margin)
+                rank += beats
+                if tile:
+                    lost.append(beats.sum(0))
+            beaten = torch.stack(lost) if lost else None
         else:
-            # searchsorted wants the anchor first
-            thresholds = (ranked - self.margin).T.contiguous()  # (m, P)
-            if s.dim() == 2:
+            thresholds, beaten = (ranked - self.margin).T.contiguous(), None  # searchsorted wants the anchor first, (m, P)
+            if tile:
                 rank = torch.searchsorted(thresholds, s.T.contiguous()).T
             else:
                 rank = _segmented_rank(thresholds, s, spread(torch.arange(ranked.shape[1], device=s.device)))
         weight = rank.to(s.dtype)
-        return Terms(value=weight * (s + spread(self.margin - self._reference(p))), weight=weight)
+        value = (s + spread(self.margin - self._reference(p))).mul_(weight)
+        return Terms(value, weight, beaten=self.beaten(rank, p, spread) if beaten is None else beaten)
 
     @staticmethod
     def _reference(p: Side) -> Tensor:
         return p.lowest.where(p.lowest < torch.inf, 0)
 
-    def beaten(self, s: Tensor, rank: Tensor, p: Side, spread: Spread) -> Tensor:
-        """(P, m): how many of the negatives at hand (S, rank; rank 0 where not valid) each ranked positive loses against."""
+    def beaten(self, rank: Tensor, p: Side, spread: Spread) -> Tensor:
+        """(P, m): how many of the negatives at hand each ranked positive loses against; one of rank c beats the first c."""
         assert p.ranked is not None
         most, m = p.ranked.shape
-        if s.dim() == 2 and most <= FEW:
-            return torch.stack([(rank > k).sum(0) for k in range(most)])
-        anchor = spread(torch.arange(m, device=s.device)).expand(s.shape)
+        anchor = spread(torch.arange(m, device=rank.device)).expand(rank.shape)
         bins = (anchor * (most + 1) + rank.long()).flatten()
-        histogram = torch.zeros(m * (most + 1), dtype=torch.int64, device=s.device)
+        histogram = torch.zeros(m * (most + 1), dtype=torch.int64, device=rank.device)
         histogram.index_add_(0, bins, torch.ones_like(bins))
-        # a negative of rank c beats the first c positives
         return histogram.view(m, most + 1).flip(1).cumsum(1).flip(1)[:, 1:].T
 
     def combine(self, p: Side, n: Side) -> Combined:
