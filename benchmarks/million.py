@@ -1,6 +1,6 @@
 """A bank of 1,000,000 × 512 in bf16 takes a step on a laptop: the peak of the whole process, and the step's time.
 
-    python -m benchmarks.million
+python -m benchmarks.million
 """
 
 import resource

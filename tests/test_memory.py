@@ -118,7 +118,7 @@ def test_rows_never_written_are_never_compared_with():
         memory = CrossBatchMemory(50, 3, update)
         memory.enqueue(v, labels, ids)
         # label -1 is what unwritten rows hold: as an anchor's label it must not make positives of them
-        loss, stats = ContrastiveLoss(margin=-2.0)(v, torch.tensor([-1, -1]), memory, ids=torch.tensor([7, 8]), return_stats=True)
+        _, stats = ContrastiveLoss(margin=-2.0)(v, torch.tensor([-1, -1]), memory, ids=torch.tensor([7, 8]), return_stats=True)
         assert stats.valid_positives.tolist() == [0, 0]
         assert stats.valid_negatives.tolist() == [2, 2]
 

@@ -90,3 +90,16 @@ def test_images_that_no_list_names_are_named_by_the_benchmark(letters, monkeypat
 def test_an_unknown_name_is_told_the_nearest(tmp_path):
     result = CliRunner().invoke(app, ["check", "car", "--root", str(tmp_path)])
     assert "did you mean 'cars'" in str(result.exception)
+
+
+def test_the_closest_glyphs_are_drawn(tmp_path, monkeypatch):
+    from PIL import Image
+
+    from xbm.cli.datasets import glyphs
+    from xbm.data import glyph_sheet
+    from xbm.data import glyphs as source
+
+    monkeypatch.setattr(source, "read_glyphs", lambda: "data")
+    monkeypatch.setattr(glyph_sheet, "near_neighbours_sheet", lambda data, pairs: Image.new("L", (pairs, 3)))
+    glyphs(tmp_path / "near.png", pairs=7)
+    assert Image.open(tmp_path / "near.png").size == (7, 3)

@@ -17,9 +17,7 @@ def images(tmp_path):
 
 def test_images_come_as_rgb_and_cut_to_their_box(images):
     assert images.open(0).size == (20, 10) and images.open(1).getpixel((0, 0)) == (1, 2, 3)
-    boxed = ImageSet(
-        "boxed", images.labels, images.class_names, images.root, images.paths, boxes=np.array([[2, 3, 9, 7]] * 3)
-    )
+    boxed = ImageSet("boxed", images.labels, images.class_names, images.root, images.paths, boxes=np.array([[2, 3, 9, 7]] * 3))
     assert boxed.open(0).size == (7, 4)
 
 

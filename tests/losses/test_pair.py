@@ -122,7 +122,7 @@ def test_autocast_does_not_round_the_anchors(engine):
 
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
 @pytest.mark.parametrize("name", NAMES)
-def test_weights_are_the_derivatives_in_S(name, reduction):
+def test_weights_are_the_derivatives_in_the_similarities(name, reduction):
     loss_fn = LOSSES[name](reduction=reduction)
     s = scene(seed=3)
     positive, negative = masks_by_hand(s, "copy")

@@ -57,6 +57,22 @@ def check(
     typer.echo("The counts are those of the release and every image opens.")
 
 
+@app.command()
+def glyphs(
+    out: Annotated[Path, typer.Argument(help="a PNG file")] = Path("glyphs.png"),
+    pairs: Annotated[int, typer.Option(help="how many of the closest pairs of classes to draw")] = 60,
+) -> None:
+    """Draw the built-in glyphs' most similar classes side by side: clean above, as the model sees them below.
+
+    Example: `xbm datasets glyphs near.png --pairs 120`
+    """
+    from xbm.data.glyph_sheet import near_neighbours_sheet
+    from xbm.data.glyphs import read_glyphs
+
+    near_neighbours_sheet(read_glyphs(), pairs).save(out)
+    typer.echo(out)
+
+
 def _describe(benchmark: "Benchmark") -> str:
     release = ", ".join(f"{part} {size}" for part, size in benchmark.release.items())
     paper = ", ".join(f"{part} {size}" for part, size in benchmark.paper.items()) or "does not use it"

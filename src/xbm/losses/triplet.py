@@ -13,7 +13,8 @@ class TripletLoss(PairLoss):
     """L_i = Σ_{k∈P, j∈N} [S_ij − S_ik + η]₊.
 
     Weights: |P_ij| for a negative, the number of positives with S_ik < S_ij + η; for a positive the number of negatives with
-    S_ij > S_ik − η. With an anchor's positives in ascending order a negative's weight c is a rank: it beats the first c. `reduction="mean"` averages over the anchor's valid triplets.
+    S_ij > S_ik − η. With an anchor's positives in ascending order a negative's weight c is a rank: it beats the first c.
+    `reduction="mean"` averages over the anchor's valid triplets.
 
     Args:
         margin: η.

@@ -132,4 +132,6 @@ def _top(groups: Sequence[Group]) -> Group | None:
 
 
 def _title(name: str) -> str:
+    if name == "r_precision":
+        return "R-precision"
     return f"R@{name.removeprefix('recall@')}" if name.startswith("recall@") else name.upper()

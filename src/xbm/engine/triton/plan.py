@@ -1,0 +1,103 @@
+"""How a step is cut up: tile sizes, programs, and the memory they share. Depends on shapes and types only, never on data.
+
+Budgets of the pass over the bank for 512 columns of 16 bits, on a multiprocessor with 227 KB of shared memory and 64 Ki
+registers: 64 anchors 64 KB + two tiles of 64 rows 128 KB + their weights 8 KB = 200 KB; the gradient, 64 × 512 float32, is
+128 of the 255 registers of each of 256 threads. Fewer columns leave room for two programs on a multiprocessor.
+
+With 8 warps the second product is made for every tile, valid pairs or not: then it is what tells the compiler to fetch
+tiles ahead, and the first product can be split over all warps (64 × 64 halves), which saves more than skipping would.
+With 4 warps there is nothing to split, and tiles without valid pairs are done after the first product.
+"""
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+import triton
+
+LISTED = 1 << 19  # entries in all lists of positives together, 12 bytes each
+LEAST_LISTED = 512  # entries in each
+WIDEST = 4096  # columns; beyond, streaming
+
+
+class Tiles(NamedTuple):
+    """Of the pass over the bank: anchors, rows and columns of a tile, and how its programs run."""
+
+    anchors: int
+    rows: int
+    columns: int  # of the gradient that a program adds up
+    step: int  # columns a product takes at a time, where rows are too wide to be kept
+    narrow: bool
+    warps: int
+    stages: int
+    per_processor: int
+    always: bool = False  # the second product, whether the tile has valid pairs or not
+    precision: str = "ieee"  # of float32 products
+
+
+def tiles(D: int, half: bool, shared: int) -> Tiles:
+    """The sizes for D columns; `shared` is what a program may have of shared memory, in bytes."""
+    width = max(64, triton.next_power_of_2(D))
+    if half:
+        choice = {
+            64: Tiles(64, 64, 64, 64, True, 4, 4, 2),
+            128: Tiles(64, 64, 128, 64, True, 4, 3, 2),
+            256: Tiles(64, 64, 256, 64, True, 4, 2, 2),
+            512: Tiles(64, 64, 512, 64, True, 8, 3, 1, always=True),
+        }.get(width)
+        otherwise = Tiles(64, 64, 256, 64, False, 8, 3, 1)
+    else:
+        choice = Tiles(32, 32, width, 32, True, 8, 2, 1) if width <= 512 else None
+        otherwise = Tiles(64, 32, 256, 32, False, 8, 3, 1)
+    size = 2 if half else 4
+    if D * size % 16:  # rows that the copy engine cannot take whole: through registers, few columns at a time
+        return otherwise._replace(columns=128)
+    if choice is None:
+        return otherwise
+    buffers = choice.stages - choice.always
+    if (choice.anchors + buffers * choice.rows) * width * size + 10240 > shared:
+        return otherwise
+    return choice
+
+
+class Plan(NamedTuple):
+    """A step's grid. A program takes `per` rows, and there are `splits` of them a block of anchors."""
+
+    tiles: Tiles
+    blocks: int  # of anchors, times slices of columns
+    splits: int
+    per: int
+    scans: int  # the same for the kernels that look for positives
+    scanned: int
+    capacity: int  # of an anchor's list of positives
+
+
+@lru_cache(maxsize=256)
+def plan(m: int, M: int, D: int, half: bool, device: torch.device) -> Plan:
+    processors, shared = resources(device)
+    t = tiles(D, half, shared)
+    blocks = triton.cdiv(m, t.anchors) * triton.cdiv(D, t.columns)
+    splits, per = _cut(M, processors * t.per_processor // blocks, t.rows)
+    scans, scanned = _cut(M, 2 * processors // triton.cdiv(m, 64), 256)
+    return Plan(t, blocks, splits, per, scans, scanned, capacity(m, M))
+
+
+def capacity(m: int, M: int) -> int:
+    """How many positives an anchor's list holds: all there can be, if that is not too much."""
+    return max(1, min(M, max(LISTED // m, LEAST_LISTED)))
+
+
+def _cut(M: int, programs: int, least: int) -> tuple[int, int]:
+    """M rows in at most `programs` equal parts of at least `least` rows: how many, and of what size."""
+    parts = max(1, min(programs, triton.cdiv(M, least)))
+    per = max(16, triton.cdiv(triton.cdiv(M, parts), 16) * 16)
+    return max(1, triton.cdiv(M, per)), per
+
+
+@lru_cache(maxsize=16)
+def resources(device: torch.device) -> tuple[int, int]:
+    """Multiprocessors, and bytes of shared memory that a program may have."""
+    if device.type != "cuda":
+        return 3, 227 * 1024  # the interpreter: a few, so that every reduction has something to reduce
+    found = torch.cuda.get_device_properties(device)
+    return found.multi_processor_count, getattr(found, "shared_memory_per_block_optin", 48 * 1024)

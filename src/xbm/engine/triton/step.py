@@ -1,0 +1,163 @@
+"""One step: the loss, its gradients and the statistics, from raw inputs to results, without ever waiting for the device.
+
+    contrastive, summed     meet, finish                                  one pass; positives count as they are met
+    contrastive, averaged   count, enlist, meet, finish                   the sides' coefficients are known only at the end
+    multi-similarity        count, enlist, meet, finish                   the positives decide which negatives are valid
+    triplet                 count, enlist, meet, (crowded,) finish        and a negative's weight is its rank among them
+    gradient of the rows    + spread
+    batch against itself    clean + the above + spread
+
+The tensor cores multiply the anchors in the rows' type: with a half bank the anchors are rounded to it.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from xbm.checks import tolerance
+from xbm.engine.pairing import Pairing
+from xbm.engine.terms import Loss
+from xbm.engine.triton import crowded, finish, negatives, positives, rows, tiles
+from xbm.engine.triton.launch import Kernel
+from xbm.engine.triton.plan import plan
+
+count, enlist, meet = Kernel(positives.count), Kernel(positives.enlist), Kernel(negatives.meet)
+end, spread, clean, crowd = Kernel(finish.finish), Kernel(rows.spread), Kernel(rows.clean), Kernel(crowded.crowded)
+
+BOTH, CONTRASTIVE, MULTI_SIMILARITY, TRIPLET = range(4)  # as in tiles.py
+NO_SLOT, GIVEN_SLOT, NEWEST_ROWS, SAME_PLACE = range(4)
+
+
+class Found(NamedTuple):
+    loss: Tensor  # ()
+    gradient: Tensor  # (m, D), of the mean loss; in a batch of the anchors as anchors and as rows
+    row_gradient: Tensor | None  # (M, D)
+    counts: Tensor | None  # (2, m), valid positives and negatives
+    extremes: Tensor | None  # (3, m), hardest negative, easiest and hardest positive
+    unsound: Tensor | None  # ()
+
+
+class Constants(NamedTuple):
+    kind: int
+    mean: bool
+    margin: float
+    alpha: float = 1.0
+    beta: float = 1.0
+    base: float = 0.0
+
+
+def constants(loss: Any) -> Constants:
+    mean = loss.reduction == "mean"
+    if loss.name == "contrastive":
+        return Constants(CONTRASTIVE if mean else BOTH, mean, float(loss.margin))
+    if loss.name == "triplet":
+        return Constants(TRIPLET, mean, float(loss.margin))
+    return Constants(MULTI_SIMILARITY, mean, *map(float, (loss.epsilon, loss.alpha, loss.beta, loss.base)))
+
+
+def step(
+    loss: Loss, given: Tensor, pairing: Pairing, stats: bool, in_batch: bool, gradients: bool, row_gradient: bool
+) -> Found:
+    """`gradients`: whether the anchors' is wanted (it always comes, but a batch's part as rows costs a pass of its own)."""
+    if given.device.type == "cuda" and given.device.index != torch.cuda.current_device():
+        with torch.cuda.device(given.device):
+            return step(loss, given, pairing, stats, in_batch, gradients, row_gradient)
+    c = constants(loss)
+    (m, D), M, device = given.shape, pairing.row_labels.shape[0], given.device
+    half = pairing.rows.dtype != torch.float32
+    p = plan(m, M, D, half, device)
+    t, cap = p.tiles, p.capacity
+    by_id = pairing.row_ids is not None
+    by_slot = NO_SLOT
+    if pairing.own is not None:
+        by_slot = GIVEN_SLOT
+    elif pairing.latest is not None:
+        by_slot = NEWEST_ROWS
+    elif in_batch and not by_id:
+        by_slot = SAME_PLACE
+    pointer, latest = pairing.latest or (None, None)
+    has_ids, sound = pairing.ids is not None, pairing.sound
+    given, bank, labels = given.contiguous(), pairing.rows.contiguous(), pairing.labels.contiguous()
+    row_labels, stamps = pairing.row_labels.contiguous(), pairing.stamps.contiguous()
+    ids, row_ids, own = (x if x is None else x.contiguous() for x in (pairing.ids, pairing.row_ids, pairing.own))
+    tol = tolerance(given.dtype)
+    key: tuple | None = (
+        device, t, m, M, D, given.dtype, bank.dtype, c.kind, c.mean, stats, has_ids, sound is not None, by_id, by_slot,
+        in_batch, gradients, row_gradient,
+    )  # fmt: skip
+    if any(x is not None and x.data_ptr() % 16 for x in (given, bank, stamps, labels, ids, row_ids, own, row_labels)):
+        key = None
+
+    if in_batch or row_gradient:
+        kept, written = torch.empty_like(given), torch.empty_like(labels)
+        clean(key, (m, 1, 1), 4, 2, given, ids, sound, kept, written, tol, D, has_ids, sound is not None, 512)
+        anchors = kept
+        if in_batch:
+            bank, stamps = kept, written
+    else:
+        anchors = given
+    if anchors.dtype != bank.dtype:
+        anchors = anchors.to(bank.dtype)
+
+    def real(*shape: int) -> Tensor:
+        return torch.empty(shape, dtype=torch.float32, device=device)
+
+    work = real(p.splits * m * D + tiles.SUMS.value * m * p.splits + tiles.FOUND.value * m + 1)
+    who = (row_labels, stamps, row_ids, labels, ids, own, pointer)
+    counts = lowest = highest = listed = places = beaten = crowd_found = crowd_gradient = None
+    blocks = triton.cdiv(m, 64)
+    if c.kind != BOTH:
+        counts = torch.empty((m, p.scans), dtype=torch.int32, device=device)
+        lowest, highest = real(m, p.scans), real(m, p.scans)
+        listed = real(m, cap)
+        places, beaten = (torch.empty((m, cap), dtype=torch.int32, device=device) for _ in range(2))
+        grid = (blocks, p.scans, 1)
+        count(key, grid, 8, 2, *who, counts, m, M, p.scanned, p.scans, by_id, by_slot, 64, 256, 32)
+        enlist(
+            key, grid, 8, 2, anchors, bank, *who, counts, lowest, highest, listed, places, beaten,
+            m, M, p.scanned, p.scans, cap, by_id, by_slot, D, 64, 256, 32, t.step, "ieee",
+        )  # fmt: skip
+    headroom, scale = 60.0, 1.0
+    if c.kind == TRIPLET:
+        scale = 2.0**-10
+    elif c.kind == MULTI_SIMILARITY and bank.dtype == torch.float16:
+        headroom, scale = 6.0, 64.0
+    meet(
+        key, (p.blocks, p.splits, 1), t.warps, t.stages, anchors, bank, *who, counts, lowest, listed, beaten,
+        work, m, M, p.per, p.splits, p.scans, cap, c.margin, c.beta, c.base,
+        c.kind, stats, by_id, by_slot, D, t.anchors, t.rows, t.columns, t.step, t.narrow, half, t.always, t.rows > M,
+        headroom, scale, t.precision,
+    )  # fmt: skip
+    if c.kind == TRIPLET and cap < M:
+        crowd_found, crowd_gradient = real(tiles.CROWD, m), real(m, D)
+        crowd(
+            key, (m, 1, 1), 8, 1, anchors, bank, *who, counts, lowest, listed, places, beaten, crowd_found, crowd_gradient,
+            m, M, p.scans, cap, c.margin, by_id, by_slot, D, 64, 64, 64,
+        )  # fmt: skip
+
+    value = real()
+    as_rows = in_batch and gradients
+    gradient = real(m, D) if as_rows else torch.empty_like(given)
+    valid = torch.empty((2, m), dtype=torch.int64, device=device) if stats else None
+    extremes = real(3, m) if stats else None
+    unsound = torch.empty((), dtype=torch.int64, device=device) if stats else None
+    end(
+        key, (m, triton.cdiv(D, 128), 1), 4, 2, given, anchors, bank, *who, latest, sound,
+        counts, lowest, highest, listed, places, beaten, crowd_found, crowd_gradient, work,
+        value, gradient, valid, extremes, unsound, m, M, p.splits, p.scans, cap, tol, c.margin, c.alpha, c.beta, c.base,
+        c.kind, c.mean, stats, has_ids, sound is not None, by_id, by_slot, D, 128,
+        triton.next_power_of_2(p.splits), 32, 16, 128, scale, cap < M,
+    )  # fmt: skip
+    of_rows = None
+    if row_gradient or as_rows:
+        of_rows = torch.empty_like(given if as_rows else bank)
+        spread(
+            key, (triton.cdiv(M, 64), triton.cdiv(D, 128), 1), 8, 2, anchors, bank, *who, counts, listed, places, beaten, work,
+            gradient, of_rows, m, M, p.splits, p.scans, cap, c.margin, c.alpha, c.beta, c.base,
+            c.kind, as_rows, by_id, by_slot, D, 64, 64, 128, t.step, "ieee",
+        )  # fmt: skip
+        if as_rows:
+            gradient, of_rows = of_rows, None
+    return Found(value, gradient, of_rows, valid, extremes, unsound)

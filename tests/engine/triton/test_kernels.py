@@ -1,0 +1,103 @@
+"""The kernels without a GPU: run by Triton's interpreter in a process of its own, and compiled for an H200."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from sm90 import SHARED, compile_step
+
+from xbm import ContrastiveLoss, InputError, MultiSimilarityLoss, TripletLoss
+from xbm import engine as engines
+from xbm.engine import triton as kernels
+from xbm.engine.pairing import Pairing
+from xbm.engine.triton.step import step
+
+pytestmark = pytest.mark.skipif(kernels.INTERPRETED, reason="this is the process that starts the interpreter's")
+
+
+def test_the_kernels_give_what_autograd_gives_under_the_interpreter():
+    """Switched on before anything imports triton (torchvision does)."""
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", str(Path(__file__).parent)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=Path(__file__).parents[3])
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
+    assert " passed" in done.stdout
+
+
+def test_without_a_gpu_the_engine_is_refused_and_auto_streams():
+    v, labels = torch.nn.functional.normalize(torch.randn(3, 8)), torch.arange(3)
+    with pytest.raises(InputError, match=r'needs anchors on an NVIDIA GPU .*: use engine="auto"'):
+        ContrastiveLoss(engine="triton")(v, labels)
+    assert engines.chosen(ContrastiveLoss(), v, v, "auto") == "streaming"
+
+
+def launch(loss, m=64, M=59_551, D=512, stored=torch.bfloat16, self_by="id", stats=False, in_batch=False, row_gradient=False):
+    """What a step on a GPU would start, on empty tensors of the right shapes and types."""
+
+    def whole(n):
+        return torch.empty(n, dtype=torch.int64)
+
+    given = torch.empty(m, D, dtype=stored if in_batch else torch.float32)
+    rows, M = (given, m) if in_batch else (torch.empty(M, D, dtype=stored), M)
+    scalar = torch.empty((), dtype=torch.int64)
+    pairing = Pairing(
+        rows, whole(M), whole(M), whole(m), None,
+        ids=None if self_by == "place" else whole(m), row_ids=whole(M) if self_by == "id" else None,
+        own=whole(m) if self_by == "slot" else None, latest=(scalar, scalar) if self_by == "place" and not in_batch else None,
+    )  # fmt: skip
+    return compile_step(lambda: step(loss, given, pairing, stats, in_batch, True, row_gradient))
+
+
+def check(found):
+    for kernel in found:
+        print(kernel)
+        assert kernel.shared <= SHARED, f"{kernel}: an H200 has 227 KB"
+        assert not kernel.torn, kernel
+        assert kernel.registers > 32 or kernel.spilled == 0, f"{kernel}: given up by the assembler"
+        assert kernel.spilled <= 2200, kernel
+
+
+def test_the_papers_step_compiles_for_an_h200():
+    found = launch(ContrastiveLoss())
+    check(found)
+    meet, finish = found
+    assert (meet.name, finish.name) == ("meet", "finish")
+    assert meet.tensor_cores > 0 and meet.fetches_ahead and meet.spilled <= 512 and finish.spilled == 0
+
+
+def test_the_enqueue_compiles_for_an_h200():
+    def whole(*shape):
+        return torch.empty(shape, dtype=torch.int64)
+
+    bank = torch.empty(59_551, 512, dtype=torch.bfloat16)
+    buffers = (bank, *(whole(59_551) for _ in range(3)), *(whole() for _ in range(5)))
+    check(compile_step(lambda: kernels.enqueue(torch.empty(64, 512), whole(64), whole(64), None, *buffers)))
+
+
+EVERY = {
+    "contrastive": ContrastiveLoss(), "averaged": ContrastiveLoss(reduction="mean"),
+    "multi_similarity": MultiSimilarityLoss(), "triplet": TripletLoss(),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("D", [16, 100, 128, 129, 256, 512, 640, 2048])
+@pytest.mark.parametrize("name", EVERY)
+def test_every_configuration_compiles_for_an_h200(name, D, stored):
+    check(launch(EVERY[name], D=D, stored=stored))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("case", ["statistics", "slot", "place", "batch", "rows", "tiny", "wide batch"])
+def test_every_way_of_pairing_compiles_for_an_h200(name, case):
+    ways = {
+        "statistics": {"stats": True}, "slot": {"self_by": "slot"}, "place": {"self_by": "place"},
+        "batch": {"in_batch": True, "stored": torch.float32, "self_by": "place"}, "rows": {"row_gradient": True, "M": 5000},
+        "tiny": {"M": 7, "m": 3, "stats": True}, "wide batch": {"in_batch": True, "m": 300, "D": 768},
+    }  # fmt: skip
+    check(launch(EVERY[name], **ways[case]))
