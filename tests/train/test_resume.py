@@ -59,13 +59,14 @@ def test_the_plateau_of_these_tests_is_met_within_the_run(photos, tmp_path):
     assert rates[0] == 1e-7 and rates[-1] < 2e-8
 
 
-def test_a_run_stopped_in_the_middle_of_a_checkpoint_goes_on_from_the_one_before(photos, tmp_path):
-    config = tiny_config(photos)
+@pytest.mark.parametrize("case", ["queue", "plateau"])
+def test_a_run_stopped_in_the_middle_of_a_checkpoint_goes_on_from_the_one_before(photos, tmp_path, case):
+    config = tiny_config(photos, **CASES[case])
     train(config, tmp_path / "whole", quiet=True)
-    with pytest.raises(Killed), ended_in_checkpoint(2, die):
+    with pytest.raises(Killed), ended_in_checkpoint(3, die):
         train(config, tmp_path / "run", quiet=True)
-    assert read_checkpoint(tmp_path / "run" / "checkpoints" / "last.pt")["step"] == 7
-    assert [row["step"] for row in read_metrics(tmp_path / "run" / "metrics.csv")] == [4, 9]
+    assert read_checkpoint(tmp_path / "run" / "checkpoints" / "last.pt")["step"] == 14
+    assert read_metrics(tmp_path / "run" / "metrics.csv")[-1]["step"] == 16
     train(config, tmp_path / "run", resume=True, quiet=True)
     assert differences(tmp_path / "whole", tmp_path / "run") == []
 

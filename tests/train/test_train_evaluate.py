@@ -6,8 +6,9 @@ from xbm.train.evaluate import evaluate_run
 from xbm.train.loop import train
 
 
-def test_a_run_scores_again_as_it_did_at_its_end(photos, tmp_path):
-    result = train(tiny_config(photos), tmp_path / "run", quiet=True)
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_run_scores_again_as_it_did_at_its_end(photos, tmp_path, precision):
+    result = train(tiny_config(photos, optim__precision=precision), tmp_path / "run", quiet=True)
     again = evaluate_run(tmp_path / "run")
     assert again["protocols"].keys() == result["protocols"].keys() == {"test"}
     assert again["protocols"]["test"] == result["protocols"]["test"]  # on a CPU, to the last bit

@@ -19,7 +19,10 @@ def demo(
     Example: `xbm demo` · `xbm demo --seeds 1 --json figures.json`
     """
     import math
+    import os
+    import sys
     import time
+    import webbrowser
 
     from rich.console import Console
     from rich.table import Table
@@ -42,5 +45,7 @@ def demo(
     from xbm.report.runs import report_runs
 
     page = report_runs([Path(run["folder"]) for run in runs], out / "report.html", groups=[run["name"] for run in runs])
-    console.print(f"{time.monotonic() - begun:.0f} s in all. Open this page:", highlight=False)
+    console.print(f"{time.monotonic() - begun:.0f} s in all. The page:", highlight=False)
     print(page.resolve())
+    if console.is_terminal and (sys.platform in ("darwin", "win32") or os.environ.get("DISPLAY")):
+        webbrowser.open(page.resolve().as_uri())

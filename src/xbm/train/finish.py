@@ -26,12 +26,11 @@ MINED = 10  # negatives kept for each
 
 @torch.no_grad()
 def embed(job: Job, images: ImageSet) -> Tensor:
-    """(N, D): the embeddings of a set, on the CPU, by the model in eval mode."""
+    """(N, D): the embeddings of a set, on the CPU, by the model in eval mode and full precision, as `Embedder` makes them."""
     feed = task.feed_of(images, job.config, job.augmentation, job.device)
     was_training = job.model.training
     job.model.eval()
-    with job.autocast():
-        parts = [job.model(batch).float().cpu() for batch, _, _ in sweep(feed, task.EMBEDDED, device=job.device)]
+    parts = [job.model(batch).cpu() for batch, _, _ in sweep(feed, task.EMBEDDED, device=job.device)]
     job.model.train(was_training)
     return torch.cat(parts)
 
