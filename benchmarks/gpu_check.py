@@ -1,0 +1,195 @@
+"""Every kernel on the GPU against float64 on random odd shapes, inputs at least 1e-4 from every threshold.
+
+    python -m benchmarks.gpu_check --part 0 --of 12 --out FILE
+
+gpu_losses.py starts all parts at once: most of the time goes into compiling.
+"""
+
+import argparse
+import itertools
+import json
+import random
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from xbm import ContrastiveLoss, CrossBatchMemory, MultiSimilarityLoss, TripletLoss
+from xbm.losses import PairLoss
+
+WIDTHS = (16, 100, 128, 129, 256, 512, 768, 2048)
+TYPES = (torch.bfloat16, torch.float16, torch.float32)
+KINDS = ("contrastive", "averaged", "multi_similarity", "triplet")
+WAYS = ("instance", "copy", "newest", "batch", "rows")
+LIMIT = {torch.float32: 1e-5, torch.bfloat16: 1e-3, torch.float16: 1e-3}
+CLEAR = 1e-4
+
+
+def loss_of(kind: str, engine: str) -> PairLoss:
+    if kind in ("contrastive", "averaged"):
+        return ContrastiveLoss(margin=0.3, reduction="mean" if kind == "averaged" else "sum", engine=engine)
+    return MultiSimilarityLoss(engine=engine) if kind == "multi_similarity" else TripletLoss(margin=0.1, engine=engine)
+
+
+def draw(m: int, M: int, D: int, stored: torch.dtype, way: str, kind: str) -> tuple[Tensor, Tensor, Tensor, CrossBatchMemory]:
+    """Anchors (rounded to the bank's type), labels, ids and a memory: classes of 2 to 60 rows, some rows never written."""
+    update = "backprop" if way == "rows" else "queue"
+    classes = max(2, M // random.choice((2, 5, 60)))
+    centres = torch.randn(classes, D, device="cuda") + random.choice((0.0, 0.7, 1.0)) * torch.randn(D, device="cuda")
+    spread = random.choice((0.6, 1.0, 1.6))
+    row_labels = torch.randint(0, classes, (M,), device="cuda") + (random.choice((0, 1)) << 35)
+    looks = torch.where(
+        torch.rand(M, device="cuda") < 0.2, torch.randint(0, classes, (M,), device="cuda"), (row_labels % (1 << 35)) % classes
+    )
+    rows = F.normalize(centres[looks] + spread * torch.randn(M, D, device="cuda")).to(
+        stored
+    )  # a fifth looks like another class
+    labels = row_labels[torch.randint(0, M, (m,), device="cuda")]
+    anchors = F.normalize(centres[(labels % (1 << 35)) % classes] + spread * torch.randn(m, D, device="cuda"))
+    anchors = F.normalize(anchors).to(stored).float()
+    ids = torch.randint(0, M if update != "queue" else 2 * M, (m,), device="cuda")
+    memory = CrossBatchMemory(M, D, update, dtype=stored, device="cuda")
+    with torch.no_grad():
+        memory.rows.copy_(rows)
+    memory.row_labels.copy_(row_labels)
+    memory.row_ids.copy_(torch.arange(M) if update != "queue" else torch.randint(0, 2 * M, (M,)))
+    memory.stamps.copy_(torch.where(torch.rand(M) < 0.1, -1, 1))
+    memory.pointer.fill_(random.randrange(M))
+    memory.count.copy_((memory.stamps >= 0).sum())
+    memory.clock.fill_(1)
+    if way == "newest":
+        memory.enqueue(anchors, labels)
+    return anchors, labels, ids, memory
+
+
+def call(loss: PairLoss, v: Tensor, labels: Tensor, ids: Tensor, memory: CrossBatchMemory | None, way: str) -> Any:
+    exclude = {"instance": "instance", "rows": "instance"}.get(way, "copy")
+    return loss(v, labels, memory, ids=None if way == "newest" else ids, exclude=exclude, return_stats=True)
+
+
+def clear_of_thresholds(kind: str, v: Tensor, labels: Tensor, ids: Tensor, memory: CrossBatchMemory, way: str) -> bool:
+    """Marks rows as never written until no pair is closer than CLEAR to where it would begin or cease to count."""
+    loss = loss_of(kind, "reference")
+    for _ in range(6):
+        wide = widened(memory)
+        pairing = loss.pair(v.double(), labels, wide, None if way == "newest" else ids,
+                            {"instance": "instance", "rows": "instance"}.get(way, "copy"))  # fmt: skip
+        positive, negative = pairing.masks()  # (M, m)
+        S = wide.rows.detach() @ v.double().T
+        inf = torch.inf
+        lowest = S.masked_fill(~positive, inf).amin(0)
+        highest = S.masked_fill(~negative, -inf).amax(0)
+        if kind in ("contrastive", "averaged"):
+            close = negative & ((S - 0.3).abs() < CLEAR)
+        elif kind == "multi_similarity":
+            close = negative & ((S - (lowest - 0.1)).abs() < CLEAR) | positive & ((S - (highest + 0.1)).abs() < CLEAR)
+        else:
+            close = torch.zeros_like(negative)
+            for i in range(len(v)):
+                thresholds = (S[positive[:, i], i] - 0.1).sort().values
+                if len(thresholds):
+                    at = torch.searchsorted(thresholds, S[:, i].contiguous())
+                    for k in (at.clamp(max=len(thresholds) - 1), (at - 1).clamp(min=0)):
+                        close[:, i] |= negative[:, i] & ((thresholds[k] - S[:, i]).abs() < CLEAR)
+        rows = close.any(1)
+        if not bool(rows.any()):
+            return True
+        if way == "newest":
+            return False
+        memory.stamps[rows] = -1
+    return False
+
+
+def widened(memory: CrossBatchMemory) -> CrossBatchMemory:
+    wide = CrossBatchMemory(memory.size, memory.dim, memory.update, dtype=torch.float64, device="cuda")
+    wide.load_state_dict({k: b.double() if k == "rows" else b for k, b in memory.state_dict().items()})
+    return wide
+
+
+def relative(found: Tensor, expected: Tensor) -> float:
+    size = float(expected.norm())
+    return float((found.double() - expected).norm()) / max(size, 1e-8)
+
+
+def one(kind: str, D: int, stored: torch.dtype, way: str) -> dict[str, Any] | None:
+    """One random shape. None: too many pairs at a threshold, drawn again."""
+    m = random.choice((1, 2, 7, 33, 64, 65, 130))
+    M = random.choice((1, 3, 31, 64, 65, 127, 700, 1501, 3001)) if way != "batch" else m
+    if kind == "triplet":
+        m, M = min(m, 65), min(M, 1501)
+    anchors, labels, ids, memory = draw(m, max(M, 1), D, stored, way, kind)
+    bank = memory if way != "batch" else None
+    if bank is not None:
+        if not clear_of_thresholds(kind, anchors, labels, ids, memory, way):
+            return None
+        given = anchors
+    else:
+        given = anchors.to(stored)
+    results = []
+    for engine in ("reference", "triton"):
+        wide = engine == "reference"
+        v = given.double().detach() if wide else given.detach().clone()
+        v.requires_grad_()
+        store = None if bank is None else widened(memory) if wide else memory
+        memory.rows.grad = None
+        loss, stats = call(loss_of(kind, engine), v, labels, ids, store, way)
+        loss.backward()
+        results.append((loss.detach(), v.grad, None if store is None else store.rows.grad, stats))
+    (value, gradient, of_rows, stats), (loss, got, got_rows, found) = results
+    counts = all(torch.equal(found[n], stats[n]) for n in ("valid_positives", "valid_negatives"))
+    extremes = all(
+        torch.allclose(found[n].double(), stats[n].double(), atol=1e-5)
+        for n in ("hardest_negative", "easiest_positive", "hardest_positive")
+    )
+    return {
+        "kind": kind, "D": D, "type": str(stored), "way": way, "m": m, "M": M,
+        "valid_negatives": int(stats.valid_negatives.sum()),
+        "loss": abs(float(loss) - float(value)) / max(abs(float(value)), 1e-6),
+        "gradient": relative(got, gradient), "rows": 0.0 if of_rows is None else relative(got_rows, of_rows),
+        "counts": counts, "extremes": extremes, "unsound": int(found.unsound),
+    }  # fmt: skip
+
+
+def good(case: dict[str, Any]) -> bool:
+    stored = {str(t): t for t in TYPES}[case["type"]]
+    limit = LIMIT[stored]
+    if case["way"] == "batch" and stored != torch.float32:
+        limit = 1e-2 if stored == torch.bfloat16 else 2e-3  # there the gradient itself is of that type
+    rows = 1e-2 if stored != torch.float32 else limit
+    return case["loss"] <= limit and case["gradient"] <= limit and case["rows"] <= rows and case["counts"] and case["extremes"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--part", type=int, default=0)
+    parser.add_argument("--of", type=int, default=1)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--shapes", type=int, default=4)
+    parser.add_argument("--seconds", type=float, default=140)
+    a = parser.parse_args()
+    begun, cases = time.time(), []
+    combinations = list(itertools.product(WIDTHS, TYPES, KINDS))
+    random.Random(0).shuffle(combinations)
+    for number, (D, stored, kind) in list(enumerate(combinations))[a.part :: a.of]:
+        if time.time() - begun > a.seconds:
+            break
+        random.seed(number)
+        torch.manual_seed(number)
+        way = WAYS[number % len(WAYS)]
+        for _ in range(a.shapes):
+            try:
+                for _ in range(5):
+                    if (case := one(kind, D, stored, way)) is not None:
+                        cases.append({**case, "good": good(case)})
+                        break
+            except Exception:
+                cases.append({"kind": kind, "D": D, "type": str(stored), "way": way, "error": traceback.format_exc()[-1500:]})
+        a.out.write_text(json.dumps(cases))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,224 @@
+"""The parts of the GPU benchmark that measure time, each for a process of its own; gpu_losses.py starts them.
+
+python -m benchmarks.gpu_times PART DIR
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.gpu_measure import Call, Record, captured, extra_megabytes, reading, timed
+from benchmarks.gpu_scene import EVERY_PAIR, LOSSES, Scene, dense_step, loop_step, scene
+from xbm import ContrastiveLoss, CrossBatchMemory
+from xbm.engine.triton import plan
+from xbm.engine.triton.plan import Tiles
+from xbm.losses import PairLoss
+
+SIZES = {  # rows, columns, and how many banks take turns so that none stays in the cache of 60 MB
+    "59551x512": (59_551, 512, 4),
+    "59551x128": (59_551, 128, 12),
+    "1000000x512": (1_000_000, 512, 1),
+    "10000000x128": (10_000_000, 128, 1),
+}
+TRIES = {
+    512: [
+        Tiles(64, 64, 512, 64, True, 8, 3, 1, always=True), Tiles(64, 64, 512, 64, True, 8, 2, 1),
+        Tiles(64, 32, 512, 64, True, 8, 4, 1, always=True), Tiles(64, 32, 512, 64, True, 8, 5, 1, always=True),
+        Tiles(64, 32, 512, 64, True, 8, 4, 1), Tiles(64, 64, 256, 64, False, 8, 3, 1),
+    ],
+    128: [
+        Tiles(64, 64, 128, 64, True, 4, 3, 2), Tiles(64, 64, 128, 64, True, 4, 4, 2), Tiles(64, 128, 128, 64, True, 4, 2, 2),
+        Tiles(64, 128, 128, 64, True, 8, 3, 1), Tiles(64, 64, 128, 64, True, 4, 4, 2, always=True),
+        Tiles(64, 64, 128, 64, True, 8, 4, 1, always=True), Tiles(64, 128, 128, 64, True, 8, 4, 1, always=True),
+    ],
+}  # fmt: skip
+
+
+def steps(loss: PairLoss, s: Scene, stats: bool = False) -> list[Call]:
+    """Forward and backward against each of the scene's memories."""
+    v = s.anchors.clone().requires_grad_()
+
+    def against(memory: CrossBatchMemory) -> Call:
+        def call() -> Any:
+            found = loss(v, s.labels, memory, ids=s.ids, return_stats=stats)
+            return torch.autograd.grad(found[0] if stats else found, v)[0]
+
+        return call
+
+    return [against(memory) for memory in s.memories]
+
+
+def in_graph(calls: list[Call], floor: float | None = None, **options: Any) -> dict[str, Any]:
+    found = timed([captured(call) for call in calls], **options)
+    return {**found, "over_reading": found["ms"] / floor} if floor else found
+
+
+def size(out: Path, name: str) -> None:
+    """All times at one size."""
+    M, D, banks = SIZES[name]
+    record, s = Record(out, name), scene(M, D, banks)
+    floor = min(
+        record.add(f"read the bank once, {k} programs a processor", lambda k=k: timed([reading(m.rows, k) for m in s.memories]))
+        .get("ms", float("inf")) for k in (4, 8, 16)
+    )  # fmt: skip
+    for valid in ("few", "every"):
+        for kind, cls in LOSSES.items():
+            calls = steps(cls(**(EVERY_PAIR[kind] if valid == "every" else {})), s)
+            if valid == "few":
+                record.add(f"{kind}, valid pairs", lambda cls=cls: valid_pairs(cls(), s))
+                record.add(f"{kind}, few valid, called plainly", lambda calls=calls: timed(calls))
+                record.add(f"{kind}, extra memory", lambda calls=calls: {"MB": extra_megabytes(calls[0])})
+            record.add(f"{kind}, {valid} valid, in a graph", lambda calls=calls: in_graph(calls, floor))
+    record.add("contrastive, statistics too, in a graph", lambda: in_graph(steps(ContrastiveLoss(), s, stats=True), floor))
+    if D == 512 or M < 100_000:
+        peers(record, s)
+
+
+def valid_pairs(loss: PairLoss, s: Scene) -> dict[str, Any]:
+    _, stats = loss(s.anchors, s.labels, s.memories[0], ids=s.ids, return_stats=True)  # type: ignore[misc]
+    return {"negatives": int(stats.valid_negatives.sum()), "positives": int(stats.valid_positives.sum())}
+
+
+def peers(record: Record, s: Scene) -> None:
+    """The same step as others do it: float32, the same rows."""
+    v, rows, row_labels = s.anchors.clone().requires_grad_(), s.memories[0].rows.float(), s.memories[0].row_labels
+    loss = ContrastiveLoss()
+
+    def dense() -> Any:
+        return torch.autograd.grad(dense_step(loss, v, s.labels, rows, row_labels), v)
+
+    record.add("dense torch, float32", lambda: {**timed([dense], 7), "MB": extra_megabytes(dense)})
+    if len(rows) > 100_000:
+        return
+
+    def loop() -> Any:
+        return torch.autograd.grad(loop_step(0.5, v, s.labels, rows, row_labels), v)
+
+    record.add("a loop over anchors", lambda: timed([loop], 5))
+
+    def theirs() -> dict[str, Any]:
+        from pytorch_metric_learning import distances, losses
+
+        contrastive = losses.ContrastiveLoss(pos_margin=1, neg_margin=0.5, distance=distances.CosineSimilarity())
+        memory = losses.CrossBatchMemory(contrastive, rows.shape[1], memory_size=len(rows)).to("cuda")
+        memory.embedding_memory.copy_(rows)
+        memory.label_memory.copy_(row_labels)
+        memory.has_been_filled = True
+
+        def call() -> Any:
+            return torch.autograd.grad(memory(v, s.labels), v)
+
+        return {**timed([call], 7), "MB": extra_megabytes(call)}
+
+    record.add("pytorch-metric-learning CrossBatchMemory", theirs)
+
+
+def sweep(out: Path) -> None:
+    """Launch configurations of the pass over the bank, for contrastive."""
+    record = Record(out, "sweep")
+    for D, sizes in ((512, ((59_551, 4), (1_000_000, 1))), (128, ((59_551, 12), (4_000_000, 1)))):
+        for M, banks in sizes:
+            calls = steps(ContrastiveLoss(), scene(M, D, banks))
+            for tiles in TRIES[D]:
+                use(tiles)
+                record.add(f"{M}x{D} {tuple(tiles)}", lambda calls=calls: in_graph(calls, repeats=9, seconds=0.06))
+
+
+def use(tiles: Tiles) -> None:
+    plan.tiles = lambda D, half, shared: tiles
+    plan.plan.cache_clear()
+
+
+def warm(D: int) -> None:
+    """Compiles what the parts below will need, while others compile other things."""
+    s = scene(59_551, D, 1)
+    for cls in LOSSES.values():
+        for stats in (False, True):
+            steps(cls(), s, stats)[0]()
+
+
+def warm_sweep(D: int) -> None:
+    s = scene(59_551, D, 1)
+    for tiles in TRIES[D]:
+        use(tiles)
+        try:
+            steps(ContrastiveLoss(), s)[0]()
+        except Exception as error:
+            print(tiles, repr(error)[:500], flush=True)
+
+
+def properties(out: Path) -> None:
+    """No host sync, one graph under torch.compile, the same bits twice; the enqueue, batches, other banks, more anchors."""
+    record, s = Record(out, "properties"), scene(59_551, 512, 1)
+    for kind, cls in LOSSES.items():
+        (step,) = steps(cls(), s)
+        record.add(f"{kind}, no host sync", lambda step=step: silent(step, s))
+        record.add(f"{kind}, same bits twice", lambda step=step: {"same": torch.equal(step(), step())})
+        record.add(f"{kind}, torch.compile in one graph", lambda cls=cls, step=step: compiled(cls(), step, s))
+    record.add("enqueue 64 x 512", lambda: enqueue(s))
+    for kind, cls in LOSSES.items():
+        record.add(f"{kind}, 64 anchors against themselves", lambda cls=cls: batch(cls(), s))
+    for dtype in (torch.float16, torch.float32):
+        calls = steps(ContrastiveLoss(), scene(59_551, 512, 3, dtype))
+        record.add(f"contrastive, {dtype} bank, in a graph", lambda calls=calls: in_graph(calls))
+    for times in (4, 16):
+        more = Scene(*(x.repeat(times, *[1] * (x.dim() - 1)) for x in s[:3]), memories=s.memories)  # type: ignore[misc]
+        calls = steps(ContrastiveLoss(), more)
+        record.add(f"contrastive, {64 * times} anchors, in a graph", lambda calls=calls: in_graph(calls))
+
+
+def silent(step: Call, s: Scene) -> dict[str, Any]:
+    for mode in ("default", "error"):
+        torch.cuda.set_sync_debug_mode(mode)
+        try:
+            step()
+            s.memories[0].enqueue(s.anchors, s.labels, s.ids)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    return {"synchronised": False}
+
+
+def compiled(loss: PairLoss, step: Call, s: Scene) -> dict[str, Any]:
+    v = s.anchors.clone().requires_grad_()
+    fast = torch.compile(lambda v: loss(v, s.labels, s.memories[0], ids=s.ids), fullgraph=True)
+    return {"same": torch.equal(torch.autograd.grad(fast(v), v)[0], step())}
+
+
+def enqueue(s: Scene) -> dict[str, Any]:
+    memories = [CrossBatchMemory(1000, 512, dtype=torch.bfloat16, device=device) for device in ("cuda", "cpu")]
+    for m in (64, 64, 3, 900, 64, 1500):
+        given = torch.nn.functional.normalize(torch.randn(m, 512)), torch.randint(0, 9, (m,)), torch.arange(m)
+        for memory in memories:
+            memory.enqueue(*(x.to(memory.rows.device) for x in given))
+    same = {name: torch.equal(a.cpu(), memories[1].state_dict()[name]) for name, a in memories[0].state_dict().items()}
+
+    def call() -> None:
+        s.memories[0].enqueue(s.anchors, s.labels, s.ids)
+
+    return {**in_graph([call]), "plain_ms": timed([call])["ms"], "same": same}
+
+
+def batch(loss: PairLoss, s: Scene) -> dict[str, Any]:
+    v = s.anchors.clone().requires_grad_()
+
+    def call() -> Any:
+        return torch.autograd.grad(loss(v, s.labels), v)
+
+    return {**in_graph([call]), "plain_ms": timed([call])["ms"]}
+
+
+def main() -> None:
+    part, out = sys.argv[1], Path(sys.argv[2])
+    if part in SIZES:
+        size(out, part)
+    elif part.startswith("warm"):
+        kind, D = part.rsplit("-", 1)
+        {"warm": warm, "warm-sweep": warm_sweep}[kind](int(D))
+    else:
+        {"sweep": sweep, "properties": properties}[part](out)
+
+
+if __name__ == "__main__":
+    main()
