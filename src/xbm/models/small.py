@@ -4,7 +4,7 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
-WIDTHS = (32, 32, 64, 64)  # of four widths tried, the best R@1 for its time on held-out glyph classes
+WIDTHS = (32, 32, 64, 64)  # of two widths tried on the present glyphs, the better R@1 on held-out classes
 
 
 class SmallNet(nn.Module):
