@@ -160,6 +160,8 @@ def properties(out: Path) -> None:
     record.add("enqueue 64 x 512", lambda: enqueue(s))
     for kind, cls in LOSSES.items():
         record.add(f"{kind}, 64 anchors against themselves", lambda cls=cls: batch(cls(), s))
+    copy = steps(ContrastiveLoss(exclude="copy"), s)
+    record.add("contrastive, exclude copy", lambda: {**in_graph(copy), "plain_ms": timed(copy)["ms"]})
     for dtype in (torch.float16, torch.float32):
         calls = steps(ContrastiveLoss(), scene(59_551, 512, 3, dtype))
         record.add(f"contrastive, {dtype} bank, in a graph", lambda calls=calls: in_graph(calls))

@@ -255,7 +255,12 @@ class CrossBatchMemory(nn.Module):
             inside = (ids >= 0) & (ids < self.size)
             slots = ids.clamp(0, self.size - 1)
             return torch.where(inside & (self.stamps[slots] >= 0), slots, -1)
-        return newest_copies(ids, self.row_ids, self.stamps, self.pointer)
+        given = (ids, self.row_ids, self.stamps, self.pointer)
+        if has_kernels(ids.device) and not torch.compiler.is_compiling():
+            from xbm.engine import triton
+
+            return triton.newest_copies(*given)
+        return newest_copies(*given)
 
     def extra_repr(self) -> str:
         return f"size={self.size}, dim={self.dim}, update={self.update!r}, dtype={self.rows.dtype}"
@@ -288,6 +293,10 @@ def newest_copies(ids: Tensor, row_ids: Tensor, stamps: Tensor, pointer: Tensor)
         recency = (slots - pointer) % size  # the slot before the pointer was written last
         by_id = torch.full_like(distinct, -1).scatter_reduce(0, nearest[slots], recency, "amax")
         newest = by_id[inverse]
+    elif has_kernels(ids.device):
+        from xbm.engine import triton
+
+        return triton.newest_copies(ids, row_ids, stamps, pointer)
     else:
         for start in range(0, size, 4096):
             slots = torch.arange(start, min(start + 4096, size), device=ids.device)

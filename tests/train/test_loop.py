@@ -185,6 +185,14 @@ def test_choosing_scores_held_out_classes_when_due_and_keeps_the_best(photos, tm
     assert read_checkpoint(tmp_path / "run" / "checkpoints" / "last.pt")["step"] == 17
 
 
+def test_of_equal_scores_the_first_is_the_best(photos, tmp_path, monkeypatch):
+    scores = iter((0.3, 0.5, 0.5, 0.4, 0.1))
+    monkeypatch.setattr(loop, "score", lambda job: {"held-out": {"recall@1": next(scores)}})
+    train(tiny_config(photos, data__holdout=0.4, log__evaluate_every=3, batch__size=6), tmp_path / "run", quiet=True)
+    best = read_checkpoint(tmp_path / "run" / "checkpoints" / "best.pt")
+    assert (best["step"], best["best"]) == (6, 0.5)
+
+
 def test_a_run_that_does_not_choose_keeps_no_best(photos, tmp_path):
     train(tiny_config(photos), tmp_path / "run", quiet=True)
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["last.pt"]

@@ -18,6 +18,7 @@ HAS_TRITON = find_spec("triton") is not None
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
+@torch.compiler.assume_constant_result
 def has_kernels(device: torch.device) -> bool:
     """Whether the Triton kernels can run there."""
     return HAS_TRITON and device.type == "cuda" and torch.cuda.get_device_properties(device).major >= 8

@@ -5,22 +5,10 @@ The interpreter is right for float32 and float16 products and wrong for bfloat16
 
 import torch
 import torch.nn.functional as F
-from triton.runtime import interpreter
 
 from xbm import ContrastiveLoss, CrossBatchMemory, MultiSimilarityLoss, TripletLoss
 
 LOSSES = {"contrastive": ContrastiveLoss, "multi_similarity": MultiSimilarityLoss, "triplet": TripletLoss}
-
-_patch = interpreter._patch_lang_tensor
-
-
-def _patch_for_new_numpy(tensor, scope):
-    """Loops over a kernel's own numbers: numpy no longer makes an int of an array of one."""
-    _patch(tensor, scope)
-    scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-
-
-interpreter._patch_lang_tensor = _patch_for_new_numpy
 
 
 def unit(*shape, dtype=torch.float32):

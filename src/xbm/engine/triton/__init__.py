@@ -1,4 +1,4 @@
-"""The GPU engine: loss and gradient in one pass over the bank, as Triton kernels; and the queue's enqueue.
+"""The GPU engine: loss and gradient in one pass over the bank, as Triton kernels; and what a queue does there.
 
 What it takes: contrastive, triplet and multi-similarity (with mining), banks of float32, bfloat16 and float16. `supports`
 says so; everything else is left to the streaming engine. Nothing here waits for the device, and the values of
@@ -14,6 +14,7 @@ from xbm.checks import tolerance
 from xbm.engine.pairing import Pairing
 from xbm.engine.terms import Loss, from_spec
 from xbm.engine.triton import enqueue as queue
+from xbm.engine.triton.copies import newest_copies
 from xbm.engine.triton.launch import INTERPRETED, Kernel
 from xbm.engine.triton.plan import WIDEST, capacity
 from xbm.engine.triton.step import Found, step
@@ -186,4 +187,4 @@ def _(embeddings, labels, ids, mask, rows, row_labels, row_ids, stamps, pointer,
     return None
 
 
-__all__ = ["INTERPRETED", "compare", "enqueue", "supports"]
+__all__ = ["INTERPRETED", "compare", "enqueue", "newest_copies", "supports"]

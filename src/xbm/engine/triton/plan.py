@@ -78,8 +78,13 @@ def plan(m: int, M: int, D: int, half: bool, device: torch.device) -> Plan:
     t = tiles(D, half, shared)
     blocks = triton.cdiv(m, t.anchors) * triton.cdiv(D, t.columns)
     splits, per = _cut(M, processors * t.per_processor // blocks, t.rows)
-    scans, scanned = _cut(M, 2 * processors // triton.cdiv(m, 64), 256)
+    scans, scanned = scan(m, M, device)
     return Plan(t, blocks, splits, per, scans, scanned, capacity(m, M))
+
+
+def scan(m: int, M: int, device: torch.device) -> tuple[int, int]:
+    """How many programs look through M rows' labels or ids for each 64 anchors, and how many rows each."""
+    return _cut(M, 2 * resources(device)[0] // triton.cdiv(m, 64), 256)
 
 
 def capacity(m: int, M: int) -> int:
