@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from pairs import pairing
 from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from xbm.engine import reference, streaming
 from xbm.engine.pairing import Pairing, count_related, list_related
@@ -144,3 +145,101 @@ def test_triplets_with_many_positives_never_hold_a_half_bank_in_full_precision(m
         p = p._replace(rows=p.rows.to(stored))
         peaks[stored] = peak_bytes(lambda p=p, v=anchors: streaming.compare(LOSSES["triplet"](), v, p, False, True))
     assert peaks[torch.bfloat16] - peaks[torch.float32] < 20_000 * 64 * 4 / 4
+
+
+# ------------------------------------------------------------------ no loop over anchors, no waiting, no lists of pairs
+
+
+class Seen(TorchDispatchMode):
+    """How many operations ran, and how many numbers the largest result held."""
+
+    def __init__(self):
+        super().__init__()
+        self.operations, self.largest = 0, 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        self.operations += 1
+        for each in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(each, torch.Tensor):
+                self.largest = max(self.largest, each.numel())
+        return result
+
+
+def wide_bank(m, M, device="cpu", dim=16):
+    """Each anchor has two positives in the bank; most of its negatives pass every loss's threshold."""
+    torch.manual_seed(0)
+    anchors = F.normalize(1 + 0.3 * torch.randn(m, dim))
+    rows = F.normalize(1 + 0.3 * torch.randn(M, dim))
+    whole = [torch.arange(M) // 2, torch.zeros(M, dtype=torch.int64), torch.arange(m), torch.ones(m, dtype=torch.bool)]
+    row_labels, stamps, labels, sound = (x.to(device) for x in whole)
+    ids, row_ids = torch.arange(m, device=device) + M, torch.arange(M, device=device)
+    return anchors.to(device), Pairing(rows.to(device), row_labels, stamps, labels, sound, ids, row_ids)
+
+
+def cost(step, m, M, device="cpu"):
+    """A step's operations and largest result. On "meta" tensors have no values: whatever has to look at one raises."""
+    anchors, p = wide_bank(m, M, device)
+    with Seen() as seen:
+        step(anchors, p)
+    return seen
+
+
+def one_pass(name):
+    return lambda anchors, p: streaming.compare(LOSSES[name](), anchors, p, row_gradient=False, stats=True)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize("name", NAMES)
+def test_the_number_of_operations_does_not_grow_with_the_anchors(name, device, monkeypatch):
+    monkeypatch.setattr(streaming, "SMALL", -1)
+    few, many = (cost(one_pass(name), m, 1000, device).operations for m in (8, 64))
+    assert many <= few + 4, "one more block of listed positives at most"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_off_the_cpu_nothing_waits_for_a_value(name):
+    for M in (50, 30_000):  # all at once; tiles, and anchors in turn for triplets
+        cost(one_pass(name), 12, M, "meta")
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize("name", NAMES)
+def test_no_result_holds_more_numbers_than_the_similarities(name, device):
+    assert cost(one_pass(name), 12, 2000, device).largest <= 16 * 2000, "the rows' or the similarities' numbers"
+
+
+def loop_over_anchors(anchors, p):
+    positive, negative = p.masks()  # (M, m)
+    losses = []
+    for i in range(len(anchors)):
+        s = p.rows @ anchors[i]
+        losses.append(((s - 0.5).relu() * negative[:, i]).sum() + ((1 - s) * positive[:, i]).sum())
+    return torch.stack(losses).mean()
+
+
+def looks_at_a_value(anchors, p):
+    S = p.rows @ anchors.T
+    return S.relu().sum() if (S > 0.5).any().item() else S.sum()
+
+
+def lists_pairs(anchors, p):
+    row, anchor = torch.where(p.masks()[1])
+    return ((p.rows[row] * anchors[anchor]).sum(1) - 0.5).relu().sum()
+
+
+def all_triplets(anchors, p):
+    positive, negative = p.masks()
+    S = p.rows @ anchors.T
+    i, j = positive.nonzero(as_tuple=True)
+    return (0.1 + S - S[i, j][:, None, None] + negative).relu().sum()  # (pairs, M, m)
+
+
+def test_the_mistakes_of_others_are_seen():
+    few, many = (cost(loop_over_anchors, m, 1000).operations for m in (8, 64))
+    assert many > few + 4
+    for mistaken in (looks_at_a_value, lists_pairs, all_triplets):
+        with pytest.raises((RuntimeError, NotImplementedError)):
+            cost(mistaken, 12, 50, "meta")
+    for mistaken in (lists_pairs, all_triplets):
+        assert cost(mistaken, 12, 2000).largest > 16 * 2000
