@@ -1,6 +1,7 @@
 """How anchors meet the bank: one front door, several engines, one oracle. `auto` picks by measurement."""
 
 import os
+from functools import lru_cache
 from importlib.util import find_spec
 
 import torch
@@ -21,7 +22,12 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 @torch.compiler.assume_constant_result
 def has_kernels(device: torch.device) -> bool:
     """Whether the Triton kernels can run there."""
-    return HAS_TRITON and device.type == "cuda" and torch.cuda.get_device_properties(device).major >= 8
+    return HAS_TRITON and device.type == "cuda" and _is_recent(device)
+
+
+@lru_cache
+def _is_recent(device: torch.device) -> bool:
+    return torch.cuda.get_device_properties(device).major >= 8
 
 
 def chosen(loss: Loss, anchors: Tensor, rows: Tensor, engine: str) -> str:

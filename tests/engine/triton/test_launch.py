@@ -1,5 +1,9 @@
 """Starting kernels: the first call compiles, the next ones go straight to what was compiled."""
 
+from types import SimpleNamespace
+
+import pytest
+
 from xbm.engine.triton import launch
 
 
@@ -17,19 +21,59 @@ class Jitted:
         return start
 
 
-class Ready:
+class Launcher:
+    """Triton's, as far as it is used: the last arguments of `launch` are the kernel's."""
+
+    launch_cooperative_grid, launch_pdl, global_scratch_size, profile_scratch_size = False, False, 0, 0
+
     def __init__(self, calls) -> None:
-        self.calls = calls
+        self.launch = lambda *given: calls.append(("directly", given[:3], given[13:]))
+
+
+class Ready:
+    function, packed_metadata = 12, (8, 1, 0)
+
+    def __init__(self, calls) -> None:
+        self.calls, self.run = calls, Launcher(calls)
 
     def __getitem__(self, grid):
-        return lambda *arguments: self.calls.append(("ready", grid, arguments))
+        return lambda *arguments: self.calls.append(("plainly", grid, arguments))
 
 
-def test_a_kernel_is_compiled_once_a_key(monkeypatch):
+class Driver:
+    active = SimpleNamespace(get_current_device=lambda: 0, get_current_stream=lambda device: 7)
+
+
+@pytest.fixture(autouse=True)
+def _no_gpu(monkeypatch):
     monkeypatch.setattr(launch, "INTERPRETED", False)
+    monkeypatch.setattr(launch.triton.runtime, "driver", Driver)
+
+
+COMPILED = ((2, 3, 1), (1, 2.5), {"num_warps": 8, "num_stages": 3})
+
+
+def start(kernel, *keys):
+    for key in keys:
+        kernel(key if key is None else (key,), (2, 3, 1), 8, 3, 1, 2.5)
+
+
+def test_a_kernel_is_compiled_once_a_key():
+    jitted = Jitted()
+    start(launch.Kernel(jitted), "a", "a", "b", None, None)
+    assert jitted.calls == [COMPILED, ("directly", (2, 3, 1), (1, 2.5)), COMPILED, COMPILED, COMPILED]
+
+
+def test_where_somebody_watches_or_scratch_is_needed_triton_starts_it(monkeypatch):
     jitted = Jitted()
     kernel = launch.Kernel(jitted)
-    for key in ("a", "a", "b", None, None):
-        kernel(key if key is None else (key,), (2, 3, 1), 8, 3, 1, 2.5)
-    compiled = ((2, 3, 1), (1, 2.5), {"num_warps": 8, "num_stages": 3})
-    assert jitted.calls == [compiled, ("ready", (2, 3, 1), (1, 2.5)), compiled, compiled, compiled]
+    start(kernel, "a")
+    hook = launch.triton.knobs.runtime.launch_enter_hook
+    hook.add(print)
+    start(kernel, "a")
+    hook.remove(print)
+    start(kernel, "a")
+    monkeypatch.setattr(Launcher, "global_scratch_size", 16)
+    start(kernel, "b", "b")
+    plainly, directly = (("plainly", (2, 3, 1), (1, 2.5)), ("directly", (2, 3, 1), (1, 2.5)))
+    assert jitted.calls == [COMPILED, plainly, directly, COMPILED, plainly]

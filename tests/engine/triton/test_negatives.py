@@ -1,5 +1,7 @@
 """The pass over the bank, however it is cut up, and with exponents beyond the range of numbers."""
 
+import importlib
+
 import pytest
 import torch
 from interpreted import LOSSES, check, memory_with
@@ -11,7 +13,7 @@ from xbm.engine.triton import plan
 @pytest.mark.parametrize(
     "tiles",
     [
-        plan.Tiles(64, 64, 64, 64, True, 8, 3, 1, always=True),
+        plan.Tiles(64, 64, 64, 64, True, 8, 3, 1),
         plan.Tiles(64, 64, 64, 64, True, 4, 3, 1),
         plan.Tiles(16, 64, 32, 16, False, 4, 2, 4),  # two slices of columns, two blocks of anchors, three splits
     ],
@@ -19,7 +21,7 @@ from xbm.engine.triton import plan
 )
 @pytest.mark.parametrize("name", LOSSES)
 def test_half_banks_however_they_are_cut_up(name, tiles, monkeypatch):
-    monkeypatch.setattr(plan, "tiles", lambda D, half, shared: tiles)
+    monkeypatch.setattr(plan, "tiles", lambda D, half, heavy, shared: tiles)
     anchors, labels, ids, memory = memory_with(m=18, M=140, D=37, stored=torch.float16)
     check(LOSSES[name](engine="triton"), anchors, labels, memory, ids, tolerance=2e-5)
 
@@ -42,7 +44,17 @@ def test_exponents_that_no_number_can_hold(stored, monkeypatch):
 
 def test_more_programs_than_are_added_up_at_once(monkeypatch):
     monkeypatch.setattr(plan, "resources", lambda device: (40, 227 * 1024))
-    monkeypatch.setattr(plan, "tiles", lambda D, half, shared: plan.Tiles(16, 16, 64, 64, True, 4, 2, 1))
+    monkeypatch.setattr(plan, "tiles", lambda D, half, heavy, shared: plan.Tiles(16, 16, 64, 64, True, 4, 2, 1))
     anchors, labels, ids, memory = memory_with(m=2, M=16 * 40, D=8)
-    assert plan.plan(2, 640, 8, False, anchors.device).splits == 40
+    assert plan.plan(2, 640, 8, False, False, anchors.device).splits == 40
     check(MultiSimilarityLoss(engine="triton"), anchors, labels, memory, ids)
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.float16])
+@pytest.mark.parametrize("name", LOSSES)
+def test_large_banks_find_positives_first_and_look_at_labels_late(name, stored, monkeypatch):
+    """What a step does beyond so many rows, with few."""
+    for bound in ("TOGETHER", "EARLY"):
+        monkeypatch.setattr(importlib.import_module("xbm.engine.triton.step"), bound, -1)
+    anchors, labels, ids, memory = memory_with(m=18, M=140, D=24, stored=stored)
+    check(LOSSES[name](engine="triton"), anchors, labels, memory, ids, tolerance=2e-5)

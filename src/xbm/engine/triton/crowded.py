@@ -11,7 +11,7 @@ import triton.language as tl
 
 from xbm.engine.triton.tiles import (  # isort: skip
     CROWD_NEGATIVES, CROWD_POSITIVES, CROWD_TRIPLETS, CROWD_VALUE, SIZES,
-    may_meet, own_slots, similarities_of_one, smallest, total,
+    may_meet, own_slots, similarities_of_one,
 )  # fmt: skip
 
 
@@ -31,15 +31,15 @@ def add_rows(gradient, rows, i, j, w, which, D: tl.constexpr, BK: tl.constexpr):
 @triton.jit(do_not_specialize=SIZES)
 def crowded(
     anchors, rows, row_labels, stamps, row_ids, labels, ids, own, pointer,
-    counts, lowest, listed, places, beaten,
+    totals, lowest, listed, places, beaten,
     crowd, crowd_gradient,  # out: fields of (m,), (m, D)
-    m, M, scans, cap, margin,
+    m, M, cap, margin,
     BY_ID: tl.constexpr, BY_SLOT: tl.constexpr, D: tl.constexpr,
     BN: tl.constexpr, BP: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     i = tl.program_id(0)
     me = i + tl.arange(0, 1)
-    many = tl.max(total(counts, me, scans, scans, 1, 128), 0)
+    many = tl.load(totals + i)
     if many > cap:
         for start in range(0, D, BK):
             d = start + tl.arange(0, BK)
@@ -47,7 +47,7 @@ def crowded(
         slot = own_slots(own, pointer, me, m, M, BY_SLOT)
         anchor_id = tl.load(ids + me) if BY_ID else slot
         label = tl.load(labels + i)
-        floor = tl.max(smallest(lowest, me, scans, 1, 128), 0) - margin
+        floor = tl.load(lowest + i) - margin
         value = 0.0
         triplets = 0.0
         negatives = 0.0

@@ -67,10 +67,10 @@ def weigh_positives(s, good, ceiling, peak, alpha, base, KIND: tl.constexpr):
 def finish(
     given,  # (m, D), the anchors as they came: for the checks
     anchors, rows, row_labels, stamps, row_ids, labels, ids, own, pointer, latest, given_sound,
-    counts, lowest, highest, listed, places, beaten, crowd, crowd_gradient,
+    totals, lowest, highest, listed, places, beaten, crowd, crowd_gradient,
     work,
     loss, gradient, valid_counts, extremes, unsound,  # out: (), (m, D), (2, m), (3, m), ()
-    m, M, splits, scans, cap, tolerance, margin, alpha, beta, base,
+    m, M, splits, cap, tolerance, margin, alpha, beta, base,
     KIND: tl.constexpr, MEAN: tl.constexpr, STATS: tl.constexpr, HAS_IDS: tl.constexpr, HAS_SOUND: tl.constexpr,
     BY_ID: tl.constexpr, BY_SLOT: tl.constexpr, D: tl.constexpr, DS: tl.constexpr, SP: tl.constexpr, BS: tl.constexpr,
     BP: tl.constexpr, BK: tl.constexpr, SCALE: tl.constexpr, CROWDED: tl.constexpr,
@@ -124,16 +124,8 @@ def finish(
         loss_i = value
     else:
         positives = 0
-        easiest_positive = -INF
-        hardest_positive = INF
-        all_positives = 0
-        for start in range(0, scans, SP):
-            scan = start + tl.arange(0, SP)
-            all_positives += tl.sum(tl.load(counts + i * scans + scan, mask=scan < scans, other=0), 0)
-            low = tl.load(lowest + i * scans + scan, mask=scan < scans, other=INF)
-            hardest_positive = tl.minimum(hardest_positive, tl.min(low, 0))
-            high = tl.load(highest + i * scans + scan, mask=scan < scans, other=-INF)
-            easiest_positive = tl.maximum(easiest_positive, tl.max(high, 0))
+        all_positives = tl.load(totals + i)
+        hardest_positive, easiest_positive = tl.load(lowest + i), tl.load(highest + i)
         if KIND == MULTI_SIMILARITY:
             ceiling = hardest + margin
             # the farthest positive has the largest logit, and counts if any does
@@ -188,9 +180,10 @@ def finish(
                         p_g += tl.sum(w[:, None] * v.to(tl.float32), 0)
 
         # ---- one loss from both sides
-        if KIND == CONTRASTIVE:  # averaged: the sum has its own path
-            of_negative = 1.0 / tl.maximum(negatives, 1).to(tl.float32)
-            of_positive = 1.0 / tl.maximum(positives, 1).to(tl.float32)
+        if KIND == CONTRASTIVE:
+            if MEAN:
+                of_negative = 1.0 / tl.maximum(negatives, 1).to(tl.float32)
+                of_positive = 1.0 / tl.maximum(positives, 1).to(tl.float32)
             loss_i = of_positive * p_value + of_negative * value
         elif KIND == MULTI_SIMILARITY:
             active = sound & (positives > 0) & (negatives > 0)

@@ -2,6 +2,7 @@
 compiled kernel is kept under a key that says all that matters, and started directly.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import triton
@@ -14,14 +15,41 @@ class Kernel:
 
     def __init__(self, jitted: Any) -> None:
         self.jitted = jitted
-        self.compiled: dict[tuple, Any] = {}
+        self.compiled: dict[tuple, Callable] = {}
 
     def __call__(self, key: tuple | None, grid: tuple[int, int, int], warps: int, stages: int, *arguments: Any) -> None:
         """`key` tells apart all that Triton would compile differently: types, alignments, constants. None: unknown."""
         ready = self.compiled.get(key) if key is not None else None
         if ready is not None:
-            ready[grid](*arguments)
+            ready(grid, *arguments)
             return
         found = self.jitted[grid](*arguments, num_warps=warps, num_stages=stages)
         if key is not None and not INTERPRETED:
-            self.compiled[key] = found
+            self.compiled[key] = starter(found)
+
+
+def starter(compiled: Any) -> Callable:
+    """A function of (grid, *arguments) that starts a compiled kernel, with as little as possible in between."""
+
+    def plainly(grid: tuple[int, int, int], *arguments: Any) -> None:
+        compiled[grid](*arguments)
+
+    runtime, driver = triton.knobs.runtime, triton.runtime.driver.active
+    launcher = compiled.run
+    try:  # what Triton's launcher does where a kernel needs no scratch memory
+        start, cooperative, pdl = launcher.launch, launcher.launch_cooperative_grid, launcher.launch_pdl
+        function, metadata = compiled.function, compiled.packed_metadata
+        watchers = runtime.launch_enter_hook.calls, runtime.launch_exit_hook.calls
+        if launcher.global_scratch_size or launcher.profile_scratch_size:
+            return plainly
+    except AttributeError:  # another version of Triton
+        return plainly
+
+    def directly(grid: tuple[int, int, int], *arguments: Any) -> None:
+        if watchers[0] or watchers[1]:  # somebody profiles
+            return plainly(grid, *arguments)
+        stream = driver.get_current_stream(driver.get_current_device())
+        start(*grid, stream, function, cooperative, pdl, None, None, metadata, None, None, None, *arguments)
+        return None
+
+    return directly

@@ -4,13 +4,14 @@
 A program takes a block of anchors and a contiguous part of the rows, keeps the anchors' gradient in registers (for half
 banks transposed, so that the tensor cores take both operands from shared memory) and writes it once at the end; `finish`
 adds up the parts in fixed order. After the first product one look tells whether any pair of the tile can count (a negative
-above its anchor's floor or, where positives are not listed, a shared label). Another look tells whether any row of the
-tile is related to an anchor, by label, id or slot; only then are pairs told apart. Labels, ids and stamps are numbers of 64
-bits; compared by their halves they take half the registers.
+above its anchor's floor or, where positives are not listed, a shared label); if none does, the tile is done. With statistics
+the hardest negative is wanted as well, so pairs are told apart in every tile. Labels, ids and stamps are numbers of 64
+bits; compared by their halves they take half the registers. EARLY: they are fetched ahead for every tile, which pays where
+many tiles have valid pairs (small banks) and costs where few have.
 
 NARROW keeps whole rows on chip for both products. Otherwise (wide rows) similarities are summed over steps of BK columns
-and a program adds up DS columns of the gradient. ALWAYS: see plan.py. Weights enter the second product times SCALE, which
-keeps ranks and exponentials inside float16.
+and a program adds up DS columns of the gradient. Weights enter the second product times SCALE, which keeps ranks and
+exponentials inside float16. RISES: exponents may pass what numbers hold, so that sums must be rescaled on the way.
 """
 
 import triton
@@ -18,7 +19,7 @@ import triton.language as tl
 
 from xbm.engine.triton.tiles import (  # isort: skip
     BOTH, CONTRASTIVE, EASIEST_POSITIVE, EXTRA, HARDEST, HARDEST_POSITIVE, INF, MULTI_SIMILARITY, NEGATIVES, NO_SLOT, SIZES,
-    TRIPLET, VALUE, counter_in, halves, own_slots, similarities, smallest, sums_in, total,
+    TRIPLET, VALUE, counter_in, halves, own_slots, similarities, sums_in,
 )  # fmt: skip
 
 
@@ -44,6 +45,66 @@ def rows_of_tile(tile, n, d, live, D: tl.constexpr, DS: tl.constexpr, PADDED: tl
 
 
 @triton.jit
+def anchors_of_block(anchors, rows, work, i, known, d, split, m, D: tl.constexpr, HALF: tl.constexpr):
+    """(BM, DS): a block of anchors in the rows' type.
+
+    The tensor cores take them from shared memory only if they come straight out of a load: so rounded ones go where this
+    program's gradient will be written at the end, and are read from there.
+    """
+    inside = (i < m)[:, None] & (d < D)[None, :]
+    a = tl.load(anchors + known.to(tl.int64)[:, None] * D + d[None, :], mask=inside, other=0.0)
+    if a.dtype == rows.dtype.element_ty:
+        return a
+    elif HALF:
+        room = (work + split.to(tl.int64) * m * D).to(tl.pointer_type(rows.dtype.element_ty), bitcast=True)
+        at = room + 2 * known.to(tl.int64)[:, None] * D + d[None, :]
+        tl.store(at, a.to(rows.dtype.element_ty), mask=inside)
+        tl.debug_barrier()
+        return tl.load(at, mask=inside, other=0.0)
+    else:
+        return a.to(rows.dtype.element_ty)
+
+
+@triton.jit
+def who(base_row, n, live, stamps, row_labels, row_ids, BY_ID: tl.constexpr, PADDED: tl.constexpr):
+    """What tells the rows of a tile apart: whether they were written, and their labels and ids by halves."""
+    written = words(halves(stamps) + 2 * base_row + 1, n, live, PADDED)
+    of = halves(row_labels) + 2 * base_row
+    row_low, row_high = words(of, n, live, PADDED), words(of + 1, n, live, PADDED)
+    if BY_ID:
+        of = halves(row_ids) + 2 * base_row
+        return written, row_low, row_high, words(of, n, live, PADDED), words(of + 1, n, live, PADDED)
+    else:
+        return written, row_low, row_high, row_low, row_high
+
+
+@triton.jit
+def apart(
+    x,
+    written,
+    row_low,
+    row_high,
+    other_low,
+    other_high,
+    label_low,
+    label_high,
+    id_low,
+    id_high,
+    slot,
+    n,
+    BY_ID: tl.constexpr,
+    BY_SLOT: tl.constexpr,
+):
+    """Tells the pairs of a tile apart: -inf in x for rows never written and for the anchor itself; which share a label."""
+    x += tl.where(written >= 0, 0.0, -INF)[None, :]
+    if BY_ID:
+        x = tl.where(((other_low[None, :] ^ id_low[:, None]) | (other_high[None, :] ^ id_high[:, None])) == 0, -INF, x)
+    if BY_SLOT != NO_SLOT:
+        x = tl.where(n[None, :] == slot[:, None], -INF, x)
+    return x, ((row_low[None, :] ^ label_low[:, None]) | (row_high[None, :] ^ label_high[:, None])) == 0
+
+
+@triton.jit
 def add_product(acc, w, v, HALF: tl.constexpr, TWICE: tl.constexpr, PRECISION: tl.constexpr):
     """acc + (w·v)ᵀ, with w in the rows' type and, TWICE, what its rounding leaves too. Not HALF: acc + w·v."""
     if HALF:
@@ -59,12 +120,13 @@ def add_product(acc, w, v, HALF: tl.constexpr, TWICE: tl.constexpr, PRECISION: t
 @triton.jit(do_not_specialize=SIZES)
 def meet(
     anchors, rows, row_labels, stamps, row_ids, labels, ids, own, pointer,
-    counts, lowest, listed, beaten,  # of the positives, see positives.py
+    counts, lowest, listed, beaten,  # of the positives: (m,), (m,), (m, cap), (m, cap), see positives.py
     work,  # out, see tiles.py
-    m, M, per, splits, scans, cap, margin, beta, base,
+    m, M, per, splits, cap, margin, beta, base,
     KIND: tl.constexpr, STATS: tl.constexpr, BY_ID: tl.constexpr, BY_SLOT: tl.constexpr, D: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, DS: tl.constexpr, BK: tl.constexpr, NARROW: tl.constexpr, HALF: tl.constexpr,
-    ALWAYS: tl.constexpr, PADDED: tl.constexpr, HEADROOM: tl.constexpr, SCALE: tl.constexpr, PRECISION: tl.constexpr,
+    STAGES: tl.constexpr, EARLY: tl.constexpr, PADDED: tl.constexpr, RISES: tl.constexpr,
+    HEADROOM: tl.constexpr, SCALE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     slices: tl.constexpr = (D + DS - 1) // DS
     part = tl.program_id(0) % slices
@@ -76,35 +138,37 @@ def meet(
 
     label = tl.load(labels + known)
     label_low, label_high = label.to(tl.int32), (label >> 32).to(tl.int32)
-    if BY_ID:
-        anchor_id = tl.load(ids + known)
-        id_low, id_high = anchor_id.to(tl.int32), (anchor_id >> 32).to(tl.int32)
+    anchor_id = tl.load(ids + known) if BY_ID else label
+    id_low, id_high = anchor_id.to(tl.int32), (anchor_id >> 32).to(tl.int32)
     slots = own_slots(own, pointer, known, m, M, BY_SLOT)
 
     floor = tl.full((BM,), margin, tl.float32)
     if KIND >= MULTI_SIMILARITY:
-        floor = smallest(lowest, known, scans, BM, 128) - margin
+        floor = tl.load(lowest + known) - margin
     if KIND == TRIPLET:
-        positives = total(counts, known, scans, scans, BM, 128)
+        positives = tl.load(counts + known)
         floor = tl.where(positives > cap, INF, floor)  # crowded.py sees to those
         positives = tl.where(positives > cap, 0, positives)
         most = tl.max(positives, 0)
     floor = tl.where(i < m, floor, INF)
 
     if NARROW:
-        a = tl.load(anchors + known[:, None] * D + d[None, :], mask=(i < m)[:, None] & (d < D)[None, :], other=0.0)
+        a = anchors_of_block(anchors, rows, work, i, known, d, split, m, D, HALF)
     acc = tl.zeros((DS, BM) if HALF else (BM, DS), tl.float32)
     value = tl.zeros((BM,), tl.float32)
     extra = tl.zeros((BM,), tl.float32)
     negatives = tl.zeros((BM,), tl.float32)
     hardest = tl.full((BM,), -INF, tl.float32)
+    hardest_of_column = tl.full((BM, BN) if STATS else (1, 1), -INF, tl.float32)
     easiest_positive = tl.full((BM,), -INF, tl.float32)
     hardest_positive = tl.full((BM,), INF, tl.float32)
 
     first = split.to(tl.int64) * per
     last = tl.minimum(first + per, M)
     todo = (last - first).to(tl.int32)
-    for start in range(0, todo, BN):
+    # The number of stages is given here because then tiles are fetched ahead whoever uses them, not only for a product
+    # that is made for every tile.
+    for start in tl.range(0, todo, BN, num_stages=STAGES):
         # A tile at the bank's end starts early enough to lie inside, so that nothing needs a mask but the rows met before.
         base_row = first + start
         if PADDED:
@@ -113,108 +177,99 @@ def meet(
             base_row = tl.minimum(base_row, M - BN)
             live = (n >= (first + start - base_row).to(tl.int32)) & (n < (last - base_row).to(tl.int32))
         tile = rows + base_row * D
-        row_words, stamp_words = halves(row_labels) + 2 * base_row, halves(stamps) + 2 * base_row
+        if EARLY:
+            written, row_low, row_high, other_low, other_high = who(
+                base_row, n, live, stamps, row_labels, row_ids, BY_ID, PADDED
+            )
+        elif KIND == BOTH:
+            row_low = words(halves(row_labels) + 2 * base_row, n, live, PADDED)
         if NARROW:
             v = rows_of_tile(tile, n, d, live, D, DS, PADDED)
-            if KIND == BOTH:
-                row_low = words(row_words, n, live, PADDED)
-            if ALWAYS:
-                S = tl.zeros((BM, BN), tl.float32)
-                if start < todo:  # always; but the compiler lays out two products in a row for warps along the anchors only
-                    S = tl.dot(a, tl.trans(v), input_precision=PRECISION)
-            else:
-                S = tl.dot(a, tl.trans(v), input_precision=PRECISION)
+            product = tl.dot(a, tl.trans(v), input_precision=PRECISION)
         else:
-            if KIND == BOTH:
-                row_low = words(row_words, n, live, PADDED)
-            S = similarities(anchors, tile, known, n, i < m, live, D, BM, BN, BK, PRECISION)
-        above = S - floor[:, None]
-        if KIND == BOTH:
-            above = tl.where(row_low[None, :] == label_low[:, None], INF, above)
-        go = tl.max(tl.max(above, 1), 0) > 0
+            product = similarities(anchors, tile, known, n, i < m, live, D, BM, BN, BK, PRECISION)
+        S = tl.full((BM, BN), -INF, tl.float32)
+        if start < todo:  # always; but a compiler that saw two products in a row would lay out all warps along the anchors
+            S = product + tl.where(live, 0.0, -INF)[None, :]
+        anchor = label_low, label_high, id_low, id_high, slots - base_row.to(tl.int32)
         if STATS:
-            go = go | (start < todo)  # always; the compiler must not know, or it would not fetch tiles ahead
-        if ALWAYS:
-            rounded = tl.zeros((BM, BN), v.dtype)
-        if go:
+            x, same = apart(S, written, row_low, row_high, other_low, other_high, *anchor, n, BY_ID, BY_SLOT)
+            hardest_of_column = tl.maximum(hardest_of_column, tl.where(same, -INF, x))
+            above = tl.where(same, -INF, x) - floor[:, None]
+            if KIND == BOTH:
+                above = tl.where(same & (x > -INF), INF, above)
+        else:
+            above = S - floor[:, None]
+            if KIND == BOTH:
+                above = tl.where(row_low[None, :] == label_low[:, None], INF, above)
+        if tl.max(above) > 0:
+            if not EARLY:
+                row = who(base_row, n, live, stamps, row_labels, row_ids, BY_ID, PADDED)
+                x, same = apart(S, *row, *anchor, n, BY_ID, BY_SLOT)
+            elif not STATS:
+                x, same = apart(S, written, row_low, row_high, other_low, other_high, *anchor, n, BY_ID, BY_SLOT)
             if not NARROW:
                 v = rows_of_tile(tile, n, d, live, D, DS, PADDED)
-            # x: the similarity of a negative; -inf for a row never written, for the anchor itself and for positives
-            x = S + tl.where((words(stamp_words + 1, n, live, PADDED) >= 0) & live, 0.0, -INF)[None, :]
-            if KIND != BOTH:
-                row_low = words(row_words, n, live, PADDED)
-            # Marked in x, and not in a tile of its own, for which the compiler would choose a layout of its own.
-            related = tl.where(row_low[None, :] == label_low[:, None], INF, x)
-            if BY_ID:
-                id_words = halves(row_ids) + 2 * base_row
-                other_low = words(id_words, n, live, PADDED)
-                related = tl.where(other_low[None, :] == id_low[:, None], INF, related)
-            if BY_SLOT != NO_SLOT:
-                related = tl.where(n[None, :] == (slots - base_row.to(tl.int32))[:, None], INF, related)
-            if tl.max(tl.max(related, 1), 0) == INF:
-                if BY_ID:
-                    other_high = words(id_words + 1, n, live, PADDED)
-                    itself = ((other_low[None, :] ^ id_low[:, None]) | (other_high[None, :] ^ id_high[:, None])) == 0
-                    x = tl.where(itself, -INF, x)
-                if BY_SLOT != NO_SLOT:
-                    x = tl.where(n[None, :] == (slots - base_row.to(tl.int32))[:, None], -INF, x)
-                row_high = words(row_words + 1, n, live, PADDED)
-                same = ((row_low[None, :] ^ label_low[:, None]) | (row_high[None, :] ^ label_high[:, None])) == 0
-                if KIND == BOTH:
-                    positive = same & (x > -INF)
-                    value += tl.sum(tl.where(positive, 1.0 - x, 0.0), 1)
-                    acc = add_product(acc, tl.where(positive, -1.0, 0.0), v, HALF, False, PRECISION)
-                    if STATS:
-                        extra += tl.sum(positive.to(tl.float32), 1)
-                        easiest_positive = tl.maximum(easiest_positive, tl.max(tl.where(positive, x, -INF), 1))
-                        hardest_positive = tl.minimum(hardest_positive, tl.min(tl.where(positive, x, INF), 1))
+            if KIND == BOTH:
+                positive = same & (x > -INF)
+                valid = (x > floor[:, None]) & (same == 0)
+                w = tl.where(positive, -1.0, tl.where(valid, 1.0, 0.0))
+                value += tl.sum(tl.where(positive, 1.0 - x, tl.where(valid, x - margin, 0.0)), 1)
+                if STATS:
+                    negatives += tl.sum(valid.to(tl.float32), 1)
+                    extra += tl.sum(positive.to(tl.float32), 1)
+                    easiest_positive = tl.maximum(easiest_positive, tl.max(tl.where(positive, x, -INF), 1))
+                    hardest_positive = tl.minimum(hardest_positive, tl.min(tl.where(positive, x, INF), 1))
+            else:
                 x = tl.where(same, -INF, x)
-
-            valid = x > floor[:, None]
-            if STATS or KIND != BOTH:
+                valid = x > floor[:, None]
                 negatives += tl.sum(valid.to(tl.float32), 1)
-            if STATS or KIND == MULTI_SIMILARITY:
-                hardest = tl.maximum(hardest, tl.max(x, 1))
-            if KIND <= CONTRASTIVE:
+            if KIND == CONTRASTIVE:
                 w = tl.where(valid, 1.0, 0.0)
                 value += tl.sum(tl.where(valid, x - margin, 0.0), 1)
             elif KIND == MULTI_SIMILARITY:
+                if not STATS:
+                    hardest = tl.maximum(hardest, tl.max(x, 1))
                 # extra: the exponent that an anchor's terms are measured from. It starts at the zero logit and moves
                 # only when a term would leave the range of numbers: for common constants never.
                 logit = beta * (x - base)
-                peak = tl.max(tl.where(valid, logit, -INF), 1)
-                if tl.max(peak - extra, 0) > HEADROOM:
-                    raised = tl.where(peak > extra + HEADROOM, peak, extra)
-                    shrink = tl.exp(extra - raised)
-                    value = value * shrink
-                    acc = acc * (shrink[None, :] if HALF else shrink[:, None])
-                    extra = raised
-                w = tl.where(valid, tl.exp(logit - extra[:, None]), 0.0)
+                if RISES:
+                    peak = tl.max(tl.where(valid, logit, -INF), 1)
+                    if tl.max(peak - extra, 0) > HEADROOM:
+                        raised = tl.where(peak > extra + HEADROOM, peak, extra)
+                        shrink = tl.exp(extra - raised)
+                        value = value * shrink
+                        acc = acc * (shrink[None, :] if HALF else shrink[:, None])
+                        extra = raised
+                    logit = logit - extra[:, None]
+                w = tl.where(valid, tl.exp(logit), 0.0)
                 value += tl.sum(w, 1)
-            else:
+            elif KIND == TRIPLET:
                 w = tl.zeros((BM, BN), tl.float32)  # how many positives a negative beats
                 gain = tl.zeros((BM, BN), tl.float32)  # and by how much in all
-                for k in range(0, most):
-                    threshold = tl.load(listed + known * cap + k, mask=k < positives, other=INF) - margin
-                    by = x - threshold[:, None]
-                    w += tl.where(by > 0, 1.0, 0.0)
-                    gain += tl.maximum(by, 0.0)
-                    hits = tl.sum((by > 0).to(tl.int32), 1)
-                    # whole numbers: their sum is the same in any order
-                    tl.atomic_add(beaten + known * cap + k, hits, mask=(hits > 0) & (i < m) & (part == 0), sem="relaxed")
+                for k in range(0, most, 4):
+                    hits = tl.zeros((BM, BN), tl.int32)  # of four positives, a byte each: a tile has at most 64 rows
+                    for of_four in tl.static_range(4):
+                        here = k + of_four < positives
+                        threshold = tl.load(listed + known * cap + k + of_four, mask=here, other=INF) - margin
+                        by = x - threshold[:, None]
+                        w += tl.where(by > 0, 1.0, 0.0)
+                        gain += tl.maximum(by, 0.0)
+                        hits += tl.where(by > 0, 1 << (8 * of_four), 0)
+                    counted = tl.sum(hits, 1)
+                    for of_four in tl.static_range(4):
+                        these = (counted >> (8 * of_four)) & 255
+                        # whole numbers: their sum is the same in any order
+                        mine = (these > 0) & (i < m) & (part == 0)
+                        tl.atomic_add(beaten + known * cap + k + of_four, these, mask=mine, sem="relaxed")
                 value += tl.sum(gain, 1)
                 extra += tl.sum(w, 1)
             if SCALE != 1:
                 w = w * SCALE
-            if ALWAYS:
-                rounded = w.to(v.dtype)
-                if KIND >= MULTI_SIMILARITY:
-                    acc = tl.dot(tl.trans(v), tl.trans((w - rounded.to(tl.float32)).to(v.dtype)), acc)
-            else:
-                acc = add_product(acc, w, v, HALF, KIND >= MULTI_SIMILARITY, PRECISION)
-        if ALWAYS:
-            acc = tl.dot(tl.trans(v), tl.trans(rounded), acc)
+            acc = add_product(acc, w, v, HALF, KIND >= MULTI_SIMILARITY, PRECISION)
 
+    if STATS:
+        hardest = tl.max(hardest_of_column, 1)
     if HALF:
         to = (split.to(tl.int64) * m + known[None, :]) * D + d[:, None]
         tl.store(work + to, acc, mask=(i < m)[None, :] & (d < D)[:, None])

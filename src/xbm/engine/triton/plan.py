@@ -3,10 +3,6 @@
 Budgets of the pass over the bank for 512 columns of 16 bits, on a multiprocessor with 227 KB of shared memory and 64 Ki
 registers: 64 anchors 64 KB + two tiles of 64 rows 128 KB + their weights 8 KB = 200 KB; the gradient, 64 × 512 float32, is
 128 of the 255 registers of each of 256 threads. Fewer columns leave room for two programs on a multiprocessor.
-
-With 8 warps the second product is made for every tile, valid pairs or not: then it is what tells the compiler to fetch
-tiles ahead, and the first product can be split over all warps (64 × 64 halves), which saves more than skipping would.
-With 4 warps there is nothing to split, and tiles without valid pairs are done after the first product.
 """
 
 from functools import lru_cache
@@ -15,7 +11,10 @@ from typing import NamedTuple
 import torch
 import triton
 
-LISTED = 1 << 19  # entries in all lists of positives together, 12 bytes each
+COLUMNS, PARTS = 32, 128  # of a gradient, and of its parts, that are added up at a time
+PLACES = 1 << 16  # of the table of labels
+SCANS, SCANNED = 1024, 256  # at most so many programs look for positives, each through at least so many rows
+LISTED = 7 << 16  # entries in all lists of positives together, 12 bytes each
 LEAST_LISTED = 512  # entries in each
 WIDEST = 4096  # columns; beyond, streaming
 
@@ -31,19 +30,21 @@ class Tiles(NamedTuple):
     warps: int
     stages: int
     per_processor: int
-    always: bool = False  # the second product, whether the tile has valid pairs or not
     precision: str = "ieee"  # of float32 products
 
 
-def tiles(D: int, half: bool, shared: int) -> Tiles:
-    """The sizes for D columns; `shared` is what a program may have of shared memory, in bytes."""
+def tiles(D: int, half: bool, heavy: bool, shared: int) -> Tiles:
+    """The sizes for D columns; `shared` is what a program may have of shared memory, in bytes.
+
+    `heavy`: a tile with valid pairs takes long (multi-similarity, triplet), so that fewer, larger ones are better.
+    """
     width = max(64, triton.next_power_of_2(D))
     if half:
         choice = {
             64: Tiles(64, 64, 64, 64, True, 4, 4, 2),
             128: Tiles(64, 64, 128, 64, True, 4, 3, 2),
             256: Tiles(64, 64, 256, 64, True, 4, 2, 2),
-            512: Tiles(64, 64, 512, 64, True, 8, 3, 1, always=True),
+            512: Tiles(64, 64, 512, 64, True, 8, 2, 1) if heavy else Tiles(64, 32, 512, 64, True, 8, 4, 1),
         }.get(width)
         otherwise = Tiles(64, 64, 256, 64, False, 8, 3, 1)
     else:
@@ -54,8 +55,7 @@ def tiles(D: int, half: bool, shared: int) -> Tiles:
         return otherwise._replace(columns=128)
     if choice is None:
         return otherwise
-    buffers = choice.stages - choice.always
-    if (choice.anchors + buffers * choice.rows) * width * size + 10240 > shared:
+    if (choice.anchors + choice.stages * choice.rows) * width * size + 10240 > shared:
         return otherwise
     return choice
 
@@ -70,16 +70,23 @@ class Plan(NamedTuple):
     scans: int  # the same for the kernels that look for positives
     scanned: int
     capacity: int  # of an anchor's list of positives
+    anchor_blocks: int  # of 64
+    column_blocks: int  # of COLUMNS
+    group: int  # parts that `enlist` takes at a time
+    splits_padded: int  # to powers of two
+    scans_padded: int
 
 
 @lru_cache(maxsize=256)
-def plan(m: int, M: int, D: int, half: bool, device: torch.device) -> Plan:
+def plan(m: int, M: int, D: int, half: bool, heavy: bool, device: torch.device) -> Plan:
     processors, shared = resources(device)
-    t = tiles(D, half, shared)
+    t = tiles(D, half, heavy, shared)
     blocks = triton.cdiv(m, t.anchors) * triton.cdiv(D, t.columns)
     splits, per = _cut(M, processors * t.per_processor // blocks, t.rows)
-    scans, scanned = scan(m, M, device)
-    return Plan(t, blocks, splits, per, scans, scanned, capacity(m, M))
+    scans, scanned = _cut(M, max(64, min(SCANS, (1 << 20) // m)), SCANNED)
+    padded = triton.next_power_of_2(splits), triton.next_power_of_2(scans)
+    sizes = triton.cdiv(m, 64), triton.cdiv(D, COLUMNS), max(1, 1024 // scanned)
+    return Plan(t, blocks, splits, per, scans, scanned, capacity(m, M), *sizes, *padded)
 
 
 def scan(m: int, M: int, device: torch.device) -> tuple[int, int]:
@@ -93,9 +100,8 @@ def capacity(m: int, M: int) -> int:
 
 
 def _cut(M: int, programs: int, least: int) -> tuple[int, int]:
-    """M rows in at most `programs` equal parts of at least `least` rows: how many, and of what size."""
-    parts = max(1, min(programs, triton.cdiv(M, least)))
-    per = max(16, triton.cdiv(triton.cdiv(M, parts), 16) * 16)
+    """M rows in at most `programs` equal parts of whole tiles of `least` rows: how many, and of what size."""
+    per = max(1, triton.cdiv(triton.cdiv(M, least), max(1, programs))) * least
     return max(1, triton.cdiv(M, per)), per
 
 

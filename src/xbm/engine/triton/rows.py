@@ -11,7 +11,7 @@ from xbm.engine.triton.finish import is_sound
 
 from xbm.engine.triton.tiles import (  # isort: skip
     CEILING, FLOOR, INF, MULTI_SIMILARITY, NEGATIVE_PEAK, OF_NEGATIVE, OF_POSITIVE, POSITIVE_PEAK, SIZES, TRIPLET,
-    found_in, may_meet, own_slots, similarities, total,
+    found_in, may_meet, own_slots, similarities,
 )  # fmt: skip
 
 
@@ -35,10 +35,10 @@ def clean(
 @triton.jit(do_not_specialize=SIZES)
 def spread(
     anchors, rows, row_labels, stamps, row_ids, labels, ids, own, pointer,
-    counts, listed, places, beaten, work,
+    totals, listed, places, beaten, work,
     gradient,  # (m, D), added where rows are the anchors
     of_rows,  # out: (M, D)
-    m, M, splits, scans, cap, margin, alpha, beta, base,
+    m, M, splits, cap, margin, alpha, beta, base,
     KIND: tl.constexpr, ADD: tl.constexpr, BY_ID: tl.constexpr, BY_SLOT: tl.constexpr, D: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, DS: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -66,7 +66,7 @@ def spread(
             near = good & (tl.load(found + CEILING * m + known)[:, None] > S)
             positive = of_positive * tl.exp(tl.where(near, -alpha * (S - base) - peak, -INF))
         elif KIND == TRIPLET:
-            each = tl.where(i < m, total(counts, known, scans, scans, BM, 32), 0)
+            each = tl.where(i < m, tl.load(totals + known), 0)
             negative = tl.zeros((BM, BN), tl.float32)
             positive = tl.zeros((BM, BN), tl.float32)
             for k in range(0, tl.max(each, 0)):

@@ -1,11 +1,11 @@
 """One step: the loss, its gradients and the statistics, from raw inputs to results, without ever waiting for the device.
 
-    contrastive, summed     meet, finish                                  one pass; positives count as they are met
-    contrastive, averaged   count, enlist, meet, finish                   the sides' coefficients are known only at the end
-    multi-similarity        count, enlist, meet, finish                   the positives decide which negatives are valid
-    triplet                 count, enlist, meet, (crowded,) finish        and a negative's weight is its rank among them
-    gradient of the rows    + spread
-    batch against itself    clean + the above + spread
+    contrastive, small sum   meet, finish                                   one pass; positives count as they are met
+    contrastive, otherwise   mark, count, enlist, meet, finish              coefficients are known only at the end
+    multi-similarity         mark, count, enlist, meet, finish              the positives decide which negatives are valid
+    triplet                  mark, count, enlist, meet, (crowded,) finish   and a negative's weight is its rank among them
+    gradient of the rows     + spread
+    batch against itself     clean + the above + spread
 
 The tensor cores multiply the anchors in the rows' type: with a half bank the anchors are rounded to it.
 """
@@ -13,7 +13,6 @@ The tensor cores multiply the anchors in the rows' type: with a half bank the an
 from typing import Any, NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
 from xbm.checks import tolerance
@@ -21,13 +20,17 @@ from xbm.engine.pairing import Pairing
 from xbm.engine.terms import Loss
 from xbm.engine.triton import crowded, finish, negatives, positives, rows, tiles
 from xbm.engine.triton.launch import Kernel
-from xbm.engine.triton.plan import plan
+from xbm.engine.triton.plan import COLUMNS, PARTS, PLACES, plan
 
-count, enlist, meet = Kernel(positives.count), Kernel(positives.enlist), Kernel(negatives.meet)
+mark, count, enlist = Kernel(positives.mark), Kernel(positives.count), Kernel(positives.enlist)
+meet = Kernel(negatives.meet)
 end, spread, clean, crowd = Kernel(finish.finish), Kernel(rows.spread), Kernel(rows.clean), Kernel(crowded.crowded)
 
 BOTH, CONTRASTIVE, MULTI_SIMILARITY, TRIPLET = range(4)  # as in tiles.py
 NO_SLOT, GIVEN_SLOT, NEWEST_ROWS, SAME_PLACE = range(4)
+
+TOGETHER = 1 << 20  # rows up to which a summed contrastive loss meets its positives as it goes
+EARLY = 1 << 18  # and up to which labels and ids are fetched ahead for every tile
 
 
 class Found(NamedTuple):
@@ -48,10 +51,11 @@ class Constants(NamedTuple):
     base: float = 0.0
 
 
-def constants(loss: Any) -> Constants:
+def constants(loss: Any, M: int) -> Constants:
     mean = loss.reduction == "mean"
     if loss.name == "contrastive":
-        return Constants(CONTRASTIVE if mean else BOTH, mean, float(loss.margin))
+        together = not mean and M <= TOGETHER
+        return Constants(BOTH if together else CONTRASTIVE, mean, float(loss.margin))
     if loss.name == "triplet":
         return Constants(TRIPLET, mean, float(loss.margin))
     return Constants(MULTI_SIMILARITY, mean, *map(float, (loss.epsilon, loss.alpha, loss.beta, loss.base)))
@@ -64,10 +68,10 @@ def step(
     if given.device.type == "cuda" and given.device.index != torch.cuda.current_device():
         with torch.cuda.device(given.device):
             return step(loss, given, pairing, stats, in_batch, gradients, row_gradient)
-    c = constants(loss)
     (m, D), M, device = given.shape, pairing.row_labels.shape[0], given.device
+    c = constants(loss, M)
     half = pairing.rows.dtype != torch.float32
-    p = plan(m, M, D, half, device)
+    p = plan(m, M, D, half, c.kind >= MULTI_SIMILARITY, device)
     t, cap = p.tiles, p.capacity
     by_id = pairing.row_ids is not None
     by_slot = NO_SLOT
@@ -98,26 +102,26 @@ def step(
             bank, stamps = kept, written
     else:
         anchors = given
-    if anchors.dtype != bank.dtype:
-        anchors = anchors.to(bank.dtype)
 
     def real(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.float32, device=device)
 
     work = real(p.splits * m * D + tiles.SUMS.value * m * p.splits + tiles.FOUND.value * m + 1)
     who = (row_labels, stamps, row_ids, labels, ids, own, pointer)
-    counts = lowest = highest = listed = places = beaten = crowd_found = crowd_gradient = None
-    blocks = triton.cdiv(m, 64)
+    totals = lowest = highest = listed = places = beaten = crowd_found = crowd_gradient = None
     if c.kind != BOTH:
+        table = torch.empty(PLACES, dtype=torch.int8, device=device)
         counts = torch.empty((m, p.scans), dtype=torch.int32, device=device)
-        lowest, highest = real(m, p.scans), real(m, p.scans)
-        listed = real(m, cap)
-        places, beaten = (torch.empty((m, cap), dtype=torch.int32, device=device) for _ in range(2))
-        grid = (blocks, p.scans, 1)
-        count(key, grid, 8, 2, *who, counts, m, M, p.scanned, p.scans, by_id, by_slot, 64, 256, 32)
+        totals, places, beaten = (torch.empty(shape, dtype=torch.int32, device=device) for shape in ((m,), (m, cap), (m, cap)))
+        lowest, highest, listed = real(m), real(m), real(m, cap)
+        mark(key, (1, 1, 1), 16, 1, labels, table, m, PLACES, 1024, 16384)
+        count(
+            key, (p.anchor_blocks, p.scans, 1), 4, 2, *who, table, counts, m, M, p.scanned, p.scans,
+            by_id, by_slot, PLACES, 64, 1024 if p.scanned >= 1024 else 256, 64, 8,
+        )  # fmt: skip
         enlist(
-            key, grid, 8, 2, anchors, bank, *who, counts, lowest, highest, listed, places, beaten,
-            m, M, p.scanned, p.scans, cap, by_id, by_slot, D, 64, 256, 32, t.step, "ieee",
+            key, (m, 1, 1), 8, 2, anchors, bank, *who, counts, totals, lowest, highest, listed, places, beaten,
+            m, M, p.scanned, p.scans, p.group, cap, by_id, by_slot, D, p.scans_padded, 1024, 16, 128,
         )  # fmt: skip
     headroom, scale = 60.0, 1.0
     if c.kind == TRIPLET:
@@ -125,16 +129,16 @@ def step(
     elif c.kind == MULTI_SIMILARITY and bank.dtype == torch.float16:
         headroom, scale = 6.0, 64.0
     meet(
-        key, (p.blocks, p.splits, 1), t.warps, t.stages, anchors, bank, *who, counts, lowest, listed, beaten,
-        work, m, M, p.per, p.splits, p.scans, cap, c.margin, c.beta, c.base,
-        c.kind, stats, by_id, by_slot, D, t.anchors, t.rows, t.columns, t.step, t.narrow, half, t.always, t.rows > M,
-        headroom, scale, t.precision,
+        key, (p.blocks, p.splits, 1), t.warps, t.stages, anchors, bank, *who, totals, lowest, listed, beaten,
+        work, m, M, p.per, p.splits, cap, c.margin, c.beta, c.base,
+        c.kind, stats, by_id, by_slot, D, t.anchors, t.rows, t.columns, t.step, t.narrow, half, t.stages, stats or M <= EARLY,
+        t.rows > M, c.beta * (1.02 - c.base) > headroom, headroom, scale, t.precision,
     )  # fmt: skip
     if c.kind == TRIPLET and cap < M:
         crowd_found, crowd_gradient = real(tiles.CROWD, m), real(m, D)
         crowd(
-            key, (m, 1, 1), 8, 1, anchors, bank, *who, counts, lowest, listed, places, beaten, crowd_found, crowd_gradient,
-            m, M, p.scans, cap, c.margin, by_id, by_slot, D, 64, 64, 64,
+            key, (m, 1, 1), 8, 1, anchors, bank, *who, totals, lowest, listed, places, beaten, crowd_found, crowd_gradient,
+            m, M, cap, c.margin, by_id, by_slot, D, 64, 64, 64,
         )  # fmt: skip
 
     value = real()
@@ -144,18 +148,18 @@ def step(
     extremes = real(3, m) if stats else None
     unsound = torch.empty((), dtype=torch.int64, device=device) if stats else None
     end(
-        key, (m, triton.cdiv(D, 128), 1), 4, 2, given, anchors, bank, *who, latest, sound,
-        counts, lowest, highest, listed, places, beaten, crowd_found, crowd_gradient, work,
-        value, gradient, valid, extremes, unsound, m, M, p.splits, p.scans, cap, tol, c.margin, c.alpha, c.beta, c.base,
-        c.kind, c.mean, stats, has_ids, sound is not None, by_id, by_slot, D, 128,
-        triton.next_power_of_2(p.splits), 32, 16, 128, scale, cap < M,
+        key, (m, p.column_blocks, 1), 4, 2, given, anchors, bank, *who, latest, sound,
+        totals, lowest, highest, listed, places, beaten, crowd_found, crowd_gradient, work,
+        value, gradient, valid, extremes, unsound, m, M, p.splits, cap, tol, c.margin, c.alpha, c.beta, c.base,
+        c.kind, c.mean, stats, has_ids, sound is not None, by_id, by_slot, D, COLUMNS,
+        p.splits_padded, PARTS, 16, 128, scale, cap < M,
     )  # fmt: skip
     of_rows = None
     if row_gradient or as_rows:
         of_rows = torch.empty_like(given if as_rows else bank)
         spread(
-            key, (triton.cdiv(M, 64), triton.cdiv(D, 128), 1), 8, 2, anchors, bank, *who, counts, listed, places, beaten, work,
-            gradient, of_rows, m, M, p.splits, p.scans, cap, c.margin, c.alpha, c.beta, c.base,
+            key, (-(-M // 64), -(-D // 128), 1), 8, 2, anchors, bank, *who, totals, listed, places, beaten, work,
+            gradient, of_rows, m, M, p.splits, cap, c.margin, c.alpha, c.beta, c.base,
             c.kind, as_rows, by_id, by_slot, D, 64, 64, 128, t.step, "ieee",
         )  # fmt: skip
         if as_rows:

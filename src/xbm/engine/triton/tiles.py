@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def"
-"""What all kernels share: which rows an anchor may meet, similarities of a tile, and sums over the programs of a grid.
+"""What all kernels share: which rows an anchor may meet, similarities of a tile, and where the parts of a step are written.
 
 Names in the kernels: i numbers anchors, j rows, d columns. BM, BN, BK, DS are how many of them a tile has. An anchor is
 left out of its own pairs BY_ID (rows with its instance id) or BY_SLOT (one row): a given slot, the queue's newest rows, or
@@ -9,7 +9,15 @@ the anchor's own place in the batch.
 import triton
 import triton.language as tl
 
-SIZES = ["m", "M", "per", "splits", "scans", "cap"]  # numbers that change from call to call must not lead to new kernels
+SIZES = [
+    "m",
+    "M",
+    "per",
+    "splits",
+    "scans",
+    "group",
+    "cap",
+]  # numbers that change from call to call must not lead to new kernels
 INF = tl.constexpr(float("inf"))
 NO_SLOT, GIVEN_SLOT, NEWEST_ROWS, SAME_PLACE = (tl.constexpr(x) for x in range(4))
 BOTH, CONTRASTIVE, MULTI_SIMILARITY, TRIPLET = (tl.constexpr(x) for x in range(4))  # BOTH: contrastive, summed, in one pass
@@ -87,7 +95,7 @@ def similarities(
         d = start + tl.arange(0, BK)
         a = tl.load(anchors + of_i + d[None, :], mask=here_i[:, None] & (d < D)[None, :], other=0.0)
         v = tl.load(rows + of_j + d[None, :], mask=here_j[:, None] & (d < D)[None, :], other=0.0)
-        S = tl.dot(a, tl.trans(v), S, input_precision=PRECISION)
+        S = tl.dot(a.to(v.dtype), tl.trans(v), S, input_precision=PRECISION)
     return S
 
 
@@ -97,32 +105,10 @@ def similarities_of_one(anchors, rows, i, j, which, D: tl.constexpr, BN: tl.cons
     s = tl.zeros((BN,), tl.float32)
     for start in range(0, D, BK):
         d = start + tl.arange(0, BK)
-        a = tl.load(anchors + i.to(tl.int64) * D + d, mask=d < D, other=0.0).to(tl.float32)
+        a = tl.load(anchors + i.to(tl.int64) * D + d, mask=d < D, other=0.0)
         v = tl.load(rows + j.to(tl.int64)[:, None] * D + d[None, :], mask=which[:, None] & (d < D)[None, :], other=0.0)
-        s += tl.sum(v.to(tl.float32) * a[None, :], 1)
+        s += tl.sum(v.to(tl.float32) * a.to(v.dtype).to(tl.float32)[None, :], 1)
     return s
-
-
-@triton.jit
-def smallest(of, i, parts, BM: tl.constexpr, BP: tl.constexpr):
-    """(BM,): the minimum over an anchor's parts; `of` is (m, parts)."""
-    least = tl.full((BM,), INF, tl.float32)
-    for start in range(0, parts, BP):
-        p = start + tl.arange(0, BP)
-        x = tl.load(of + i[:, None] * parts + p[None, :], mask=(p < parts)[None, :], other=INF)
-        least = tl.minimum(least, tl.min(x, 1))
-    return least
-
-
-@triton.jit
-def total(of, i, parts, upto, BM: tl.constexpr, BP: tl.constexpr):
-    """(BM,): the sum over an anchor's first `upto` parts; `of` is (m, parts), whole numbers."""
-    whole = tl.zeros((BM,), tl.int32)
-    for start in range(0, upto, BP):
-        p = start + tl.arange(0, BP)
-        x = tl.load(of + i[:, None] * parts + p[None, :], mask=(p < upto)[None, :], other=0)
-        whole += tl.sum(x, 1)
-    return whole
 
 
 @triton.jit
