@@ -104,7 +104,8 @@ def test_the_trunk_learns_at_its_share_and_both_decay(job):
     made = job(model__trunk_lr=0.1, optim__lr=1e-2, optim__decay_at=(5, 9), optim__weight_decay=0.25)
     rates = {}
     for step in (0, 4, 5, 8, 9, 16):
-        assert made.set_learning_rate(step) == pytest.approx([1e-2, 1e-3, 1e-4][(step >= 5) + (step >= 9)])
+        made.set_learning_rate(step)
+        assert made.learning_rate() == pytest.approx([1e-2, 1e-3, 1e-4][(step >= 5) + (step >= 9)])
         rates[step] = {group["name"]: group["lr"] for group in made.optimizer.param_groups}
     assert rates[4] == pytest.approx({"trunk": 1e-3, "head": 1e-2})
     assert rates[16] == pytest.approx({"trunk": 1e-5, "head": 1e-4})
@@ -118,15 +119,18 @@ def test_a_plateau_lowers_the_rate_only_once_the_memory_is_full(job):
     made = job(optim__schedule="plateau", memory__fill=False)
     for loss in range(20):
         made.heed(float(loss))
-    assert made.set_learning_rate(3) == 1e-3
+    made.set_learning_rate(3)
+    assert made.learning_rate() == 1e-3
     made.memory.fill(made.model, made.random_images())
     for loss in range(7):
         made.heed(float(loss))
-    assert made.set_learning_rate(3) == pytest.approx(1e-4)
+    made.set_learning_rate(3)
+    assert made.learning_rate() == pytest.approx(1e-4)
     steady = job("steady", optim__schedule="step")
     for loss in range(20):
         steady.heed(float(loss))
-    assert steady.set_learning_rate(3) == 1e-3
+    steady.set_learning_rate(3)
+    assert steady.learning_rate() == 1e-3
 
 
 def test_a_frozen_batch_norm_keeps_its_statistics_through_a_step(job):

@@ -13,6 +13,8 @@ from xbm.train import task
 from xbm.train.config import Config, override
 from xbm.train.dataset import read_data
 
+CPU = torch.device("cpu")
+
 
 def config(**changes):
     return override(Config(), {name.replace("__", "."): value for name, value in changes.items()})
@@ -32,28 +34,28 @@ def test_devices_are_picked_or_refused(monkeypatch):
     [(1.0, "queue", 37, 37), (0.2, "queue", 37, 7), (0.5, "queue", 7, 4), (1e-4, "queue", 37, 1), (1.0, "backprop", 37, 37)],
 )
 def test_the_memory_holds_the_ratio_of_the_images(ratio, update, images, size):
-    memory = task.memory_of(config(memory__ratio=ratio, memory__update=update, model__dim=5), images)
+    memory = task.memory_of(config(memory__ratio=ratio, memory__update=update, model__dim=5), images, CPU)
     assert memory.rows.shape == (size, 5) and memory.update == update
 
 
 def test_no_ratio_no_memory():
-    assert task.memory_of(config(memory__ratio=0), 37) is None
+    assert task.memory_of(config(memory__ratio=0), 37, CPU) is None
 
 
 def test_the_memorys_settings_reach_it():
     chosen = {"memory__update": "backprop", "memory__alpha": 0.3, "memory__momentum": 0.8, "memory__dtype": "bfloat16"}
-    memory = task.memory_of(config(**chosen), 9)
+    memory = task.memory_of(config(**chosen), 9, CPU)
     assert (memory.alpha, memory.momentum, memory.rows.dtype) == (0.3, 0.8, torch.bfloat16)
-    assert task.memory_of(config(memory__update="moving_average"), 9).momentum == 0.9
+    assert task.memory_of(config(memory__update="moving_average"), 9, CPU).momentum == 0.9
 
 
 def test_memories_that_cannot_be_are_refused():
     with pytest.raises(InputError, match=r"keeps one slot an image: memory.ratio must be 1"):
-        task.memory_of(config(memory__ratio=0.5, memory__update="backprop"), 9)
+        task.memory_of(config(memory__ratio=0.5, memory__update="backprop"), 9, CPU)
     with pytest.raises(InputError, match="did you mean 'float16'"):
-        task.memory_of(config(memory__dtype="float15"), 9)
+        task.memory_of(config(memory__dtype="float15"), 9, CPU)
     with pytest.raises(InputError, match="did you mean 'queue'"):
-        task.memory_of(config(memory__update="que"), 9)
+        task.memory_of(config(memory__update="que"), 9, CPU)
 
 
 def test_the_losss_settings_reach_it():
@@ -126,3 +128,11 @@ def test_batch_norm_is_frozen_when_asked():
         model = task.model_of(config(model__trunk="small", model__weights="none", model__freeze_batch_norm=frozen)).train()
         norms = [module for module in model.modules() if isinstance(module, torch.nn.BatchNorm2d)]
         assert norms and all(norm.training is not frozen for norm in norms)
+
+
+def test_a_queue_on_a_gpu_holds_half_rows_unless_told():
+    gpu = torch.device("cuda")
+    assert task.memory_of(config(), 9, gpu).rows.dtype == torch.bfloat16
+    assert task.memory_of(config(memory__update="moving_average"), 9, gpu).rows.dtype == torch.float32
+    assert task.memory_of(config(memory__dtype="float32"), 9, gpu).rows.dtype == torch.float32
+    assert task.memory_of(config(), 9, CPU).rows.dtype == torch.float32

@@ -39,7 +39,7 @@ def test_table_7(name):
     if ratio is not None:
         assert (config.memory.update, config.memory.ratio, config.memory.start) == ("queue", ratio, 1000)
     else:
-        memory = task.memory_of(config, 13)
+        memory = task.memory_of(config, 13, torch.device("cpu"))
         assert (memory.update, memory.size, memory.alpha, memory.momentum) == ("backprop", 13, alpha, momentum)
         assert config.memory.start == 0
 

@@ -19,10 +19,13 @@ HAS_TRITON = find_spec("triton") is not None
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
-@torch.compiler.assume_constant_result
 def has_kernels(device: torch.device) -> bool:
     """Whether the Triton kernels can run there."""
-    return HAS_TRITON and device.type == "cuda" and _is_recent(device)
+    if not HAS_TRITON or device.type != "cuda":
+        return False
+    if torch.compiler.is_compiling():  # which reads the properties once, and cannot see through the cache
+        return torch.cuda.get_device_properties(device).major >= 8
+    return _is_recent(device)
 
 
 @lru_cache

@@ -26,11 +26,11 @@ MINED = 10  # negatives kept for each
 
 @torch.no_grad()
 def embed(job: Job, images: ImageSet) -> Tensor:
-    """(N, D): the embeddings of a set, on the CPU, by the model in eval mode and full precision, as `Embedder` makes them."""
+    """(N, D): the embeddings of a set, by the model in eval mode and full precision, as `Embedder` makes them."""
     feed = task.feed_of(images, job.config, job.augmentation, job.device)
     was_training = job.model.training
     job.model.eval()
-    parts = [job.model(batch).cpu() for batch, _, _ in sweep(feed, task.EMBEDDED, device=job.device)]
+    parts = [job.model(batch) for batch, _, _ in sweep(feed, task.EMBEDDED, device=job.device)]
     job.model.train(was_training)
     return torch.cat(parts)
 
@@ -43,8 +43,8 @@ def score(job: Job, kept: dict[int, Tensor] | None = None) -> dict[str, dict[str
         for images in (protocol.query, protocol.gallery):
             if images is not None and id(images) not in kept:
                 kept[id(images)] = embed(job, images)
-        gallery = None if protocol.gallery is None else kept[id(protocol.gallery)].to(job.device)
-        found[protocol.name] = score_protocol(protocol, kept[id(protocol.query)].to(job.device), gallery)
+        gallery = None if protocol.gallery is None else kept[id(protocol.gallery)]
+        found[protocol.name] = score_protocol(protocol, kept[id(protocol.query)], gallery)
     return found
 
 
@@ -79,10 +79,11 @@ def finish(job: Job, console: Console) -> dict[str, Any]:
 
 def recall_curve(protocol: Protocol, kept: dict[int, Tensor], up_to: int = 32) -> list[float]:
     """Recall@K for K = 1, 2, ..."""
-    queries, labels = kept[id(protocol.query)], torch.as_tensor(protocol.query.labels)
+    queries = kept[id(protocol.query)]
+    labels = torch.as_tensor(protocol.query.labels, device=queries.device)
     if protocol.gallery is None:
         return cumulative(queries, labels, up_to=up_to).tolist()
-    gallery_labels = torch.as_tensor(protocol.gallery.labels)
+    gallery_labels = torch.as_tensor(protocol.gallery.labels, device=queries.device)
     return cumulative(queries, labels, kept[id(protocol.gallery)], gallery_labels, up_to=up_to).tolist()
 
 
@@ -101,12 +102,12 @@ def write_examples(job: Job, kept: dict[int, Tensor]) -> None:
     first = job.dataset.protocols[0]
     queries = kept[id(first.query)]
     if first.gallery is None:
-        own = torch.arange(len(queries))
+        own = torch.arange(len(queries), device=queries.device)
         similarity, index = nearest(queries, queries, min(NEIGHBOURS, len(queries) - 1), own, own)
     else:
         gallery = kept[id(first.gallery)]
         similarity, index = nearest(queries, gallery, min(NEIGHBOURS, len(gallery)))
-    found = {"neighbours": index.numpy(), "similarities": similarity.numpy(), **mine(job)}
+    found = {"neighbours": index.cpu().numpy(), "similarities": similarity.cpu().numpy(), **mine(job)}
     with replacing(job.folder / "examples.npz") as beside:
         np.savez_compressed(beside, **found)  # type: ignore[arg-type]
 
@@ -119,31 +120,30 @@ def mine(job: Job) -> dict[str, np.ndarray]:
     supplementary figure 2; where fewer pass, the hardest ones are shown.
     """
     indices = job.sampler.batch(job.batches_per_step * job.config.optim.iterations)
-    ids, labels = torch.from_numpy(indices), torch.from_numpy(np.asarray(job.dataset.train.labels))
+    ids, labels = torch.from_numpy(indices).to(job.device), torch.as_tensor(job.dataset.train.labels).to(job.device)
     job.model.eval()
     with job.autocast():
-        anchors = job.model(job.feed.test(indices).to(job.device)).float().cpu()
+        anchors = job.model(job.feed.test(indices).to(job.device)).float()
     picked = np.linspace(0, len(indices) - 1, min(SHOWN, len(indices))).astype(int)
     rows: dict[str, list] = {"anchor": [], "positive": [], "batch": [], "batch_s": [], "memory": [], "memory_s": []}
-    bank = job.memory if job.memory is not None and len(job.memory) else None
+    pools = {"batch": (anchors, ids)}
+    if job.memory is not None and len(job.memory):
+        pools["memory"] = (job.memory.embeddings.float(), job.memory.ids)
     for a in picked:
         label = labels[ids[a]]
         same = (labels == label).nonzero()[:, 0]
         others = same[same != ids[a]]
         rows["anchor"].append(int(ids[a]))
         rows["positive"].append(int(others[0]) if len(others) else int(ids[a]))
-        pools = {"batch": (anchors, ids)}
-        if bank is not None:
-            pools["memory"] = (bank.embeddings.float().cpu(), bank.ids.cpu())
         for name, (pool, pool_ids) in pools.items():
             s = torch.where(labels[pool_ids] != label, pool @ anchors[a], -torch.inf)
             order = s.argsort(descending=True)[: int((s > -torch.inf).sum())]
             hard = order[s[order] > 0.5]
             if name == "memory" and len(hard) >= MINED:
-                order = hard[torch.linspace(0, len(hard) - 1, MINED).long()]
+                order = hard[torch.linspace(0, len(hard) - 1, MINED).long().to(hard.device)]
             order = order[:MINED]
             index, similarity = np.full(MINED, -1), np.full(MINED, np.nan)
-            index[: len(order)], similarity[: len(order)] = pool_ids[order].numpy(), s[order].numpy()
+            index[: len(order)], similarity[: len(order)] = pool_ids[order].cpu().numpy(), s[order].cpu().numpy()
             rows[name].append(index)
             rows[f"{name}_s"].append(similarity)
     return {f"mined_{key}": np.array(value) for key, value in rows.items()}

@@ -45,7 +45,7 @@ class Job:
         torch.manual_seed(config.seed)
         self.model = task.model_of(config).to(self.device)
         self.loss_fn = task.loss_of(config)
-        memory = task.memory_of(config, len(dataset.train))
+        memory = task.memory_of(config, len(dataset.train), self.device)
         self.memory = memory.to(self.device) if memory is not None else None
         self.augmentation = task.augmentation_of(config, self.model)
         self.feed = task.feed_of(dataset.train, config, self.augmentation, self.device)
@@ -53,9 +53,9 @@ class Job:
 
         optim = config.optim
         groups = parameter_groups(self.model, optim.lr, config.model.trunk_lr)
-        fused = self.device.type == "cuda"
-        self.optimizer = torch.optim.Adam(groups, lr=optim.lr, weight_decay=optim.weight_decay, fused=fused)
+        self.optimizer = torch.optim.Adam(groups, lr=optim.lr, weight_decay=optim.weight_decay)
         self._base = [group["lr"] for group in self.optimizer.param_groups]
+        self._suit_device()
         if optim.schedule not in ("step", "plateau"):
             raise unknown("optim.schedule", optim.schedule, ["step", "plateau"])
         self.plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(self.optimizer, factor=0.1, patience=5)
@@ -92,15 +92,18 @@ class Job:
     def iterations(self, start: int) -> Iterator[Iteration]:
         """From iteration `start` to the last: batches are a function of (seed, step), so any start is exact."""
         each = self.batches_per_step
-        n = each // self.config.batch.accumulate
         batches = Batches(self.feed, self.sampler, start * each, self.config.optim.iterations * each, device=self.device)
-        extra: list[Batch] = []
-        anchors: list[Batch] = []
+        made: list[Batch] = []
         for tick, images, labels, ids in batches:
-            (anchors if tick % n == n - 1 else extra).append((images, labels, ids))
-            if tick % each == each - 1:
-                yield Iteration(tick // each, extra, anchors)
-                extra, anchors = [], []
+            made.append((images, labels, ids))
+            if len(made) == each:
+                yield self.iteration(tick // each, made)
+                made = []
+
+    def iteration(self, step: int, batches: list[Batch]) -> Iteration:
+        """Which of a step's batches are anchors: the last of every n, where the memory gets n batches for one compared."""
+        n = len(batches) // self.config.batch.accumulate
+        return Iteration(step, [each for k, each in enumerate(batches) if k % n != n - 1], batches[n - 1 :: n])
 
     def random_images(self) -> Iterator[Batch]:
         """The training images once, in random order: what the memory is filled from."""
@@ -128,12 +131,27 @@ class Job:
             for images, labels, ids in batches:
                 self.memory.enqueue(self.model(images), labels, ids)
 
-    def set_learning_rate(self, step: int) -> float:
+    def set_learning_rate(self, step: int) -> None:
         if self.config.optim.schedule == "step":
             factor = 0.1 ** sum(step >= at for at in self.config.optim.decay_at)
             for group, base in zip(self.optimizer.param_groups, self._base):
-                group["lr"] = base * factor
-        return self.optimizer.param_groups[-1]["lr"]
+                if isinstance(group["lr"], Tensor):
+                    group["lr"].fill_(base * factor)
+                else:
+                    group["lr"] = base * factor
+
+    def learning_rate(self) -> float:
+        """The head's. Waits for the device."""
+        return float(self.optimizer.param_groups[-1]["lr"])
+
+    def _suit_device(self) -> None:
+        """On a GPU the optimizer is one kernel, and its learning rates lie there for recorded steps to read."""
+        on_gpu = self.device.type == "cuda"
+        for group in self.optimizer.param_groups:
+            group["fused"] = group["capturable"] = on_gpu
+            group["lr"] = torch.tensor(float(group["lr"]), device=self.device) if on_gpu else float(group["lr"])
+        for state in self.optimizer.state.values():
+            state["step"] = state["step"].to(self.device)
 
     def heed(self, loss: float) -> None:
         """Lowers the learning rate when the mean loss of the last lines stalls, where the schedule is `plateau`.
@@ -214,6 +232,7 @@ class Job:
         self._same_run(state)
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
+        self._suit_device()
         self.plateau.load_state_dict(state["plateau"])
         self.scaler.load_state_dict(state["scaler"])
         if self.memory is not None:

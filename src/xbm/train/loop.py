@@ -2,7 +2,7 @@
 
 train network f conventionally with K epochs            warm-up: `memory.start` iterations
 initialize XBM as queue M                               job.start_memory()
-for x, y in loader:                                     job.iterations(...)
+for x, y in loader:                                     run(...), each step: learn(...)
     anchors = f.forward(x)                              model(images)
     enqueue(M, (anchors.detach(), y)); dequeue(M)       memory.enqueue(...)
     sim = anchors · M.feats                             loss_fn(anchors, labels, memory): product, weights
@@ -11,6 +11,7 @@ for x, y in loader:                                     job.iterations(...)
 """
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,8 @@ from xbm.train.console import Console
 from xbm.train.dataset import begin_run, read_run
 from xbm.train.files import disk_trouble_told
 from xbm.train.finish import finish, score
-from xbm.train.job import TALLY, Job
+from xbm.train.graph import Recorded, why_not
+from xbm.train.job import TALLY, Iteration, Job
 from xbm.train.metrics import Metrics
 from xbm.train.watch import spread_of
 
@@ -49,36 +51,17 @@ def train(config: Config, folder: Path, resume: bool = False, quiet: bool = Fals
 
 
 def run(job: Job, start: int, metrics: Metrics, console: Console) -> None:
-    config, model, memory, loss_fn = job.config, job.model, job.memory, job.loss_fn
-    for step, extra, batches in job.iterations(start):
+    config, model = job.config, job.model
+    learn_next = steps(job, start, console)
+    for step in range(start, config.optim.iterations):
         model.train()
         job.set_learning_rate(step)
-        remembering = step >= config.memory.start and memory is not None
+        remembering = step >= config.memory.start and job.memory is not None
         if step == config.memory.start:
             job.start_memory()
-        if remembering:
-            job.enqueue_extra(extra)
+        anchors = learn_next(step, remembering)
+        job.tallied += config.batch.accumulate
 
-        for images, labels, ids in batches:
-            with job.autocast():
-                anchors = model(images)
-            finite(job, step, anchors)
-            with torch.set_grad_enabled(not remembering or config.memory.batch_weight > 0):
-                in_batch, stats = loss_fn(anchors, labels, ids=ids, return_stats=True)
-            loss, against, mined = in_batch, torch.zeros_like(in_batch), torch.zeros_like(in_batch)
-            if remembering and memory is not None:
-                memory.enqueue(anchors.detach(), labels, ids)
-                against, found = loss_fn(anchors, labels, memory, ids=ids, return_stats=True)
-                loss = config.memory.batch_weight * in_batch + config.memory.weight * against
-                mined = found.valid_negatives.sum()
-            finite(job, step, loss)
-            job.scaler.scale(loss / len(batches)).backward()
-            job.tally += torch.stack(
-                [x.detach().double() for x in (loss, in_batch, against, stats.valid_negatives.sum(), mined)]
-            )
-            job.tallied += 1
-
-        job.update()
         done = step + 1
         last = done == config.optim.iterations
         drifts = job.drift(done, model)  # θ after this step
@@ -100,13 +83,48 @@ def run(job: Job, start: int, metrics: Metrics, console: Console) -> None:
             job.save(done)
 
 
+def learn(job: Job, iteration: Iteration, remembering: bool) -> Tensor:
+    """One optimizer step; gives the last batch's anchors. Nothing in here waits for a GPU."""
+    step, extra, batches = iteration
+    memory, weights = job.memory, job.config.memory
+    if remembering:
+        job.enqueue_extra(extra)
+    for images, labels, ids in batches:
+        with job.autocast():
+            anchors = job.model(images)
+        finite(job, step, anchors)
+        with torch.set_grad_enabled(not remembering or weights.batch_weight > 0):
+            in_batch, stats = job.loss_fn(anchors, labels, ids=ids, return_stats=True)
+        loss, against, mined = in_batch, torch.zeros_like(in_batch), torch.zeros_like(in_batch)
+        if remembering and memory is not None:
+            memory.enqueue(anchors.detach(), labels, ids)
+            against, found = job.loss_fn(anchors, labels, memory, ids=ids, return_stats=True)
+            loss = weights.batch_weight * in_batch + weights.weight * against
+            mined = found.valid_negatives.sum()
+        finite(job, step, loss)
+        job.scaler.scale(loss / len(batches)).backward()
+        job.tally += torch.stack([x.detach().double() for x in (loss, in_batch, against, stats.valid_negatives.sum(), mined)])
+    job.update()
+    return anchors
+
+
+def steps(job: Job, start: int, console: Console) -> Callable[[int, bool], Tensor]:
+    """What makes one step after the other: a recorded graph where that can be, else `learn` on data made ahead of time."""
+    if (reason := why_not(job)) is None:
+        return Recorded(job, learn, console.say)
+    if job.device.type == "cuda":
+        console.say(f"a step runs kernel by kernel: {reason}")
+    iterations = job.iterations(start)
+    return lambda step, remembering: learn(job, next(iterations), remembering)
+
+
 def line(job: Job, step: int, anchors: Tensor, drifts: dict[int, Tensor]) -> dict[str, float]:
     """One line of metrics: means since the last line. This is where a run waits for its device."""
     finite(job, step, job.tally.sum() + anchors.sum(), look=True)
     means = (job.tally / max(1, job.tallied)).tolist()
     job.tally.zero_()
     job.tallied = 0
-    row = {"step": float(step), "lr": job.set_learning_rate(step), **dict(zip(TALLY, means))}
+    row = {"step": float(step), "lr": job.learning_rate(), **dict(zip(TALLY, means))}
     cosine, rank = spread_of(anchors)
     row |= {"mean_cosine": float(cosine), "effective_rank": float(rank)}
     row |= {f"drift_{delta}": float(value) for delta, value in drifts.items()}

@@ -111,17 +111,23 @@ def loss_of(config: Config) -> PairLoss:
     return made  # type: ignore[return-value]
 
 
-def memory_of(config: Config, images: int) -> CrossBatchMemory | None:
+def memory_of(config: Config, images: int, device: torch.device) -> CrossBatchMemory | None:
     memory = config.memory
     if memory.ratio == 0:
         return None
-    if memory.dtype not in DTYPES:
-        raise unknown("memory.dtype", memory.dtype, DTYPES)
+    if memory.dtype not in ("auto", *DTYPES):
+        raise unknown("memory.dtype", memory.dtype, ["auto", *DTYPES])
+    auto = torch.bfloat16 if device.type == "cuda" and memory.update == "queue" else torch.float32
     size = round(memory.ratio * images)  # M = R_M · N
     if memory.update != "queue":
         if memory.ratio != 1:
             raise InputError(f"memory.update={memory.update} keeps one slot an image: memory.ratio must be 1")
         size = images
     return CrossBatchMemory(
-        max(1, size), config.model.dim, memory.update, dtype=DTYPES[memory.dtype], momentum=memory.momentum, alpha=memory.alpha
+        max(1, size),
+        config.model.dim,
+        memory.update,
+        dtype=DTYPES.get(memory.dtype, auto),
+        momentum=memory.momentum,
+        alpha=memory.alpha,
     )
