@@ -93,6 +93,13 @@ def test_what_the_kernels_do_not_know_is_left_to_torch(launched):
     assert launched == {}
 
 
+def test_an_activation_is_not_applied_twice(monkeypatch):
+    net, x = fuse(nn.Sequential(nn.BatchNorm2d(16), nn.ReLU(), nn.BatchNorm2d(16), nn.ReLU6())), channels_last(2, 16, 4, 5)
+    monkeypatch.setattr(nn.ReLU, "forward", None)
+    monkeypatch.setattr(nn.ReLU6, "forward", None)
+    assert net(x).min() == 0
+
+
 def test_somebody_who_watches_a_norm_sees_it_alone():
     net, seen = fuse(nn.Sequential(nn.BatchNorm2d(16), nn.ReLU())), []
     net[0].register_forward_hook(lambda module, given, y: seen.append(y))

@@ -111,7 +111,7 @@ class _MaxPool(torch.autograd.Function):
         with on(x.device):
             k = cut(P, C, tiling.POOL, x.device)
             constants = (kernel, stride, padding, k.pixels, k.channels, vec)
-            same = key(x.device, (x, y, places), *constants)
+            same = key(x.device, (x, y, places), k.warps, *constants)
             sizes = (P, C // vec, pixels // vec, k.splits, H, W, OH, OW)
             _pool(same, k.grid, k.warps, 1, x, y, places, *sizes, *constants)
         ctx.save_for_backward(places)
@@ -129,7 +129,7 @@ class _MaxPool(torch.autograd.Function):
         with on(dy.device):
             k = cut(P, C, tiling.POOL, dy.device)
             constants = (*ctx.window, k.pixels, k.channels, vec)
-            same = key(dy.device, (dy, places, dx), *constants)
+            same = key(dy.device, (dy, places, dx), k.warps, *constants)
             sizes = (P, C // vec, pixels // vec, k.splits, H, W, OH, OW)
             _gather(same, k.grid, k.warps, 1, dy, places, dx, *sizes, *constants)
         return dx, None, None, None, None

@@ -124,12 +124,12 @@ def backward(
         partials = torch.empty((2, k.splits, C), dtype=torch.float32, device=x.device)
         tensors: tuple[Tensor, ...] = (dy, x, weight, bias, stats, partials, tickets, of_weight, of_bias)
         constants = (act, k.pixels, k.channels, vec)
-        _reduce(key(x.device, tensors, *constants), k.grid, k.warps, 1, *tensors, *sizes, k.splits, *constants)
+        _reduce(key(x.device, tensors, k.warps, *constants), k.grid, k.warps, 1, *tensors, *sizes, k.splits, *constants)
         if not inputs:
             return None, of_weight, of_bias
         dx = torch.empty(x.shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
         k = cut(P, C, tiling.EACH, x.device)
         tensors = (dy, x, dx, weight, bias, stats, of_weight, of_bias)
         constants = (act, k.pixels, k.channels, vec)
-        _spread(key(x.device, tensors, *constants), k.grid, k.warps, 1, *tensors, *sizes, k.splits, *constants)
+        _spread(key(x.device, tensors, k.warps, *constants), k.grid, k.warps, 1, *tensors, *sizes, k.splits, *constants)
     return dx, of_weight, of_bias
