@@ -23,10 +23,11 @@ pytestmark = pytest.mark.skipif(INTERPRETED, reason="this is the process that st
 TRUNKS = {"googlenet": 64, "resnet50": 64, "efficientnet_lite0": 64, "bn_inception": 64, "small": 32}
 
 
-def test_the_kernels_give_what_torch_gives_under_the_interpreter():
+@pytest.mark.parametrize("which", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
+def test_the_kernels_give_what_torch_gives_under_the_interpreter(which):
     """Switched on before anything imports triton (torchvision does)."""
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", str(Path(__file__).parent)]
+    command = [sys.executable, "-m", "pytest", "-x", "-m", which, "-p", "no:cacheprovider", str(Path(__file__).parent)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=Path(__file__).parents[3])
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
     assert " passed" in done.stdout
@@ -138,10 +139,12 @@ def test_the_papers_step_compiles_for_an_h200():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("C", [16, 24, 64, 67])
 def test_every_configuration_compiles_for_an_h200(C, dtype):
+    """Channels that are not a multiple of 8 are read one by one, which takes an address each."""
+    most = 512 if C % 8 else 16
     for act in range(3):
-        check(norm_step(C, act, dtype), spilled=64)
+        check(norm_step(C, act, dtype), most)
     for window in [(k, s, p) for k in (2, 3) for s in (1, 2) for p in (0, 1)]:
-        check(pool_step(C, *window, dtype), spilled=256)
+        check(pool_step(C, *window, dtype), most)
 
 
 # ------------------------------------------------------------------ on a GPU
