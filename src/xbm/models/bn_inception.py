@@ -34,6 +34,10 @@ class BNInception(nn.Module):
         torch.Size([1, 1024, 2, 2])
     """
 
+    # What xbm.models.fused.fuse puts other ways of computing the same in place of.
+    _norm_relu = staticmethod(lambda norm, x: F.relu(norm(x), inplace=True))
+    _max_pool = staticmethod(F.max_pool2d)
+
     def __init__(self) -> None:
         super().__init__()
         self._add("conv1_7x7_s2", 3, 64, 7, stride=2)
@@ -58,7 +62,11 @@ class BNInception(nn.Module):
         self.add_module(name + "_bn", nn.BatchNorm2d(outputs))
 
     def _conv(self, name: str, x: Tensor) -> Tensor:
-        return F.relu(self.get_submodule(name + "_bn")(self.get_submodule(name)(x)), inplace=True)
+        return self._norm_relu(self.get_submodule(name + "_bn"), self.get_submodule(name)(x))
+
+    def _halve(self, x: Tensor) -> Tensor:
+        """3×3 max-pooling with stride 2 as Caffe rounds: windows start at the edge and the last one may hang over."""
+        return self._max_pool(x, 3, 2, 0, ceil_mode=True)
 
     def _block(self, name: str, x: Tensor) -> Tensor:
         one, *_, pool, projection = BLOCKS[name]
@@ -68,22 +76,17 @@ class BNInception(nn.Module):
         double = self._conv(block + "double_3x3_1", self._conv(block + "double_3x3_reduce", x))
         branches.append(self._conv(block + "double_3x3_2", double))
         if projection:
-            pooled = F.avg_pool2d(x, 3, 1, 1) if pool == "avg" else F.max_pool2d(x, 3, 1, 1)
+            pooled = F.avg_pool2d(x, 3, 1, 1) if pool == "avg" else self._max_pool(x, 3, 1, 1)
             branches.append(self._conv(block + "pool_proj", pooled))
         else:
             # The strided convolutions round an odd side up, so the pool gets a zero more: no maximum after a ReLU notices.
             odd = x.shape[2] % 2, x.shape[3] % 2
-            branches.append(_halve(F.pad(x, (0, odd[1], 0, odd[0])) if any(odd) else x))
+            branches.append(self._halve(F.pad(x, (0, odd[1], 0, odd[0])) if any(odd) else x))
         return torch.cat(branches, 1)
 
     def forward(self, images: Tensor) -> Tensor:
-        x = _halve(self._conv("conv1_7x7_s2", images.flip(1)))
-        x = _halve(self._conv("conv2_3x3", self._conv("conv2_3x3_reduce", x)))
+        x = self._halve(self._conv("conv1_7x7_s2", images.flip(1)))
+        x = self._halve(self._conv("conv2_3x3", self._conv("conv2_3x3_reduce", x)))
         for name in BLOCKS:
             x = self._block(name, x)
         return x
-
-
-def _halve(x: Tensor) -> Tensor:
-    """3×3 max-pooling with stride 2 as Caffe rounds: windows start at the edge and the last one may hang over."""
-    return F.max_pool2d(x, 3, 2, ceil_mode=True)

@@ -16,6 +16,7 @@ from xbm.drift import Drift
 from xbm.errors import InputError, unknown
 from xbm.memory import statistics_kept
 from xbm.models import parameter_groups
+from xbm.models.fused import fuse
 from xbm.train import task
 from xbm.train.checkpoint import read_checkpoint, write_checkpoint
 from xbm.train.config import Config, flat, from_dict, to_dict
@@ -44,6 +45,9 @@ class Job:
         self.device = task.pick_device(config.device)
         torch.manual_seed(config.seed)
         self.model = task.model_of(config).to(self.device)
+        if self.device.type == "cuda":
+            fuse(self.model)
+            torch.backends.cudnn.benchmark = True  # shapes are fixed
         self.loss_fn = task.loss_of(config)
         memory = task.memory_of(config, len(dataset.train), self.device)
         self.memory = memory.to(self.device) if memory is not None else None

@@ -24,13 +24,4 @@ def _plans_are_made_anew():
 
 
 if INTERPRETED:
-    from triton.runtime import interpreter
-
-    _patch = interpreter._patch_lang_tensor
-
-    def _patch_for_new_numpy(tensor, scope):
-        """Loops over a kernel's own numbers: numpy no longer makes an int of an array of one."""
-        _patch(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-
-    interpreter._patch_lang_tensor = _patch_for_new_numpy
+    import newer_numpy  # noqa: F401
