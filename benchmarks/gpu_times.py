@@ -12,8 +12,6 @@ import torch
 from benchmarks.gpu_measure import Call, Record, captured, extra_megabytes, reading, timed
 from benchmarks.gpu_scene import EVERY_PAIR, LOSSES, Scene, dense_step, loop_step, scene
 from xbm import ContrastiveLoss, CrossBatchMemory
-from xbm.engine.triton import plan
-from xbm.engine.triton.plan import Tiles
 from xbm.losses import PairLoss
 
 SIZES = {  # rows, columns, and how many banks take turns so that none stays in the cache of 60 MB
@@ -22,18 +20,6 @@ SIZES = {  # rows, columns, and how many banks take turns so that none stays in 
     "1000000x512": (1_000_000, 512, 1),
     "10000000x128": (10_000_000, 128, 1),
 }
-TRIES = {
-    512: [
-        Tiles(64, 64, 512, 64, True, 8, 3, 1), Tiles(64, 64, 512, 64, True, 8, 2, 1),
-        Tiles(64, 32, 512, 64, True, 8, 4, 1), Tiles(64, 32, 512, 64, True, 8, 5, 1),
-        Tiles(64, 32, 512, 64, True, 8, 4, 1), Tiles(64, 64, 256, 64, False, 8, 3, 1),
-    ],
-    128: [
-        Tiles(64, 64, 128, 64, True, 4, 3, 2), Tiles(64, 64, 128, 64, True, 4, 4, 2), Tiles(64, 128, 128, 64, True, 4, 2, 2),
-        Tiles(64, 128, 128, 64, True, 8, 3, 1), Tiles(64, 64, 128, 64, True, 4, 4, 2),
-        Tiles(64, 64, 128, 64, True, 8, 4, 1), Tiles(64, 128, 128, 64, True, 8, 4, 1),
-    ],
-}  # fmt: skip
 
 
 def steps(loss: PairLoss, s: Scene, stats: bool = False) -> list[Call]:
@@ -69,11 +55,18 @@ def size(out: Path, name: str) -> None:
             if valid == "few":
                 record.add(f"{kind}, valid pairs", lambda cls=cls: valid_pairs(cls(), s))
                 record.add(f"{kind}, few valid, called plainly", lambda calls=calls: timed(calls))
+                record.add(f"{kind}, few valid, called plainly, autograd in one thread", lambda calls=calls: alone(calls))
                 record.add(f"{kind}, extra memory", lambda calls=calls: {"MB": extra_megabytes(calls[0])})
             record.add(f"{kind}, {valid} valid, in a graph", lambda calls=calls: in_graph(calls, floor))
     record.add("contrastive, statistics too, in a graph", lambda: in_graph(steps(ContrastiveLoss(), s, stats=True), floor))
     if D == 512 or M < 100_000:
         peers(record, s)
+
+
+def alone(calls: list[Call]) -> dict[str, Any]:
+    """Called plainly, with the backward pass on the thread that asks for it: torch hands it to another one otherwise."""
+    with torch.autograd.set_multithreading_enabled(False):
+        return timed(calls)
 
 
 def valid_pairs(loss: PairLoss, s: Scene) -> dict[str, Any]:
@@ -115,38 +108,15 @@ def peers(record: Record, s: Scene) -> None:
     record.add("pytorch-metric-learning CrossBatchMemory", theirs)
 
 
-def sweep(out: Path) -> None:
-    """Launch configurations of the pass over the bank, for contrastive."""
-    record = Record(out, "sweep")
-    for D, sizes in ((512, ((59_551, 4), (1_000_000, 1))), (128, ((59_551, 12), (4_000_000, 1)))):
-        for M, banks in sizes:
-            calls = steps(ContrastiveLoss(), scene(M, D, banks))
-            for tiles in TRIES[D]:
-                use(tiles)
-                record.add(f"{M}x{D} {tuple(tiles)}", lambda calls=calls: in_graph(calls, repeats=9, seconds=0.06))
-
-
-def use(tiles: Tiles) -> None:
-    plan.tiles = lambda D, half, heavy, shared: tiles
-    plan.plan.cache_clear()
-
-
 def warm(D: int) -> None:
     """Compiles what the parts below will need, while others compile other things."""
     s = scene(59_551, D, 1)
     for cls in LOSSES.values():
         for stats in (False, True):
             steps(cls(), s, stats)[0]()
-
-
-def warm_sweep(D: int) -> None:
-    s = scene(59_551, D, 1)
-    for tiles in TRIES[D]:
-        use(tiles)
-        try:
-            steps(ContrastiveLoss(), s)[0]()
-        except Exception as error:
-            print(tiles, repr(error)[:500], flush=True)
+    sys.modules["xbm.engine.triton.step"].SMALL = 0  # type: ignore[attr-defined]
+    for cls in LOSSES.values():
+        steps(cls(), scene(59_552, D, 1))[0]()
 
 
 def properties(out: Path) -> None:
@@ -216,10 +186,9 @@ def main() -> None:
     if part in SIZES:
         size(out, part)
     elif part.startswith("warm"):
-        kind, D = part.rsplit("-", 1)
-        {"warm": warm, "warm-sweep": warm_sweep}[kind](int(D))
+        warm(int(part.removeprefix("warm-")))
     else:
-        {"sweep": sweep, "properties": properties}[part](out)
+        properties(out)
 
 
 if __name__ == "__main__":

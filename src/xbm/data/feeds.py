@@ -27,6 +27,7 @@ from xbm.data.transforms import (
     longest_window,
     normalisation,
 )
+from xbm.engine import has_kernels
 from xbm.errors import InputError
 from xbm.progress import track
 
@@ -183,7 +184,12 @@ class ResidentFeed(Feed):
         here = self._on_device if ids.device == self._on_device.device else self._on_host
         starts, heights, widths = here[:, ids]
         found = torch.stack([starts, heights, widths, *windows(heights, widths, self.augmentation)])
-        starts, heights, widths, *rest = found.to(self.device, non_blocking=True)
+        found = found.to(self.device, non_blocking=True)
+        if not reach and has_kernels(self.device):
+            from xbm.data.cut_kernel import cut_windows
+
+            return cut_windows(self._table, found, self.augmentation.crop, self._norm)
+        starts, heights, widths, *rest = found
         return cut_resident(self._table, starts, heights, widths, Windows(*rest), self.augmentation.crop, self._norm, reach)
 
 

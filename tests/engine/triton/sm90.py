@@ -12,6 +12,7 @@ import triton
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from xbm.engine.triton import plan
 from xbm.engine.triton.launch import Kernel
@@ -65,6 +66,8 @@ def compiled(jitted: Any, warps: int, stages: int, arguments: tuple) -> Compiled
         name = parameter.name
         if parameter.is_constexpr or value is None:
             signature[name], constants[name] = "constexpr", value
+        elif isinstance(value, TensorDescriptor):
+            signature[name] = f"tensordesc<{TYPES[value.base.dtype][1:]}{list(value.block_shape)}>"
         elif isinstance(value, Tensor):
             signature[name], attributes[(place,)] = TYPES[value.dtype], [["tt.divisibility", 16]]
         elif isinstance(value, int):
@@ -81,7 +84,9 @@ def compiled(jitted: Any, warps: int, stages: int, arguments: tuple) -> Compiled
     ptx = found.asm["ptx"]
     cores = ptx.count("wgmma.mma_async") + ptx.count("mma.sync")
     torn = _torn(found.asm["ttgir"], stages)
-    return Compiled(jitted.__name__, found.metadata.shared, registers, stack, cores, "cp.async.c" in ptx, torn)
+    return Compiled(
+        jitted.__name__, found.metadata.shared, registers, stack, cores, "cp.async.c" in ptx or "cp.async.bulk" in ptx, torn
+    )
 
 
 def _torn(ttgir: str, stages: int) -> bool:

@@ -55,7 +55,7 @@ COMPILED = ((2, 3, 1), (1, 2.5), {"num_warps": 8, "num_stages": 3})
 
 def start(kernel, *keys):
     for key in keys:
-        kernel(key if key is None else (key,), (2, 3, 1), 8, 3, 1, 2.5)
+        kernel(key if key is None else launch.number(key), (2, 3, 1), 8, 3, 1, 2.5)
 
 
 def test_a_kernel_is_compiled_once_a_key():

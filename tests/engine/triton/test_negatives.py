@@ -54,7 +54,6 @@ def test_more_programs_than_are_added_up_at_once(monkeypatch):
 @pytest.mark.parametrize("name", LOSSES)
 def test_large_banks_find_positives_first_and_look_at_labels_late(name, stored, monkeypatch):
     """What a step does beyond so many rows, with few."""
-    for bound in ("TOGETHER", "EARLY"):
-        monkeypatch.setattr(importlib.import_module("xbm.engine.triton.step"), bound, -1)
+    monkeypatch.setattr(importlib.import_module("xbm.engine.triton.step"), "SMALL", -1)
     anchors, labels, ids, memory = memory_with(m=18, M=140, D=24, stored=stored)
     check(LOSSES[name](engine="triton"), anchors, labels, memory, ids, tolerance=2e-5)

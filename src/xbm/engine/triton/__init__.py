@@ -15,7 +15,7 @@ from xbm.engine.pairing import Pairing
 from xbm.engine.terms import Loss, from_spec
 from xbm.engine.triton import enqueue as queue
 from xbm.engine.triton.copies import newest_copies
-from xbm.engine.triton.launch import INTERPRETED, Kernel
+from xbm.engine.triton.launch import INTERPRETED, Kernel, number
 from xbm.engine.triton.plan import WIDEST, capacity
 from xbm.engine.triton.step import Found, step
 from xbm.errors import InputError
@@ -149,7 +149,7 @@ def _write(embeddings: Tensor, labels: Tensor, ids: Tensor | None, mask: Tensor 
         with torch.cuda.device(rows.device):
             return _write(embeddings, labels, ids, mask, rows, *buffers)
     (m, D), size = embeddings.shape, rows.shape[0]
-    key = (rows.device, m, size, D, embeddings.dtype, rows.dtype, ids is not None, mask is not None)
+    key = number(rows.device, m, size, D, embeddings.dtype, rows.dtype, ids is not None, mask is not None)
     given = [x if x is None else x.contiguous() for x in (embeddings, labels, ids, mask)]
     aligned = all(x is None or x.data_ptr() % 16 == 0 for x in (*given, rows, *buffers))
     _enqueue(

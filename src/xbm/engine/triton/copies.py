@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from xbm.engine.triton.launch import Kernel
+from xbm.engine.triton.launch import Kernel, number
 from xbm.engine.triton.plan import scan
 from xbm.engine.triton.tiles import SIZES
 
@@ -61,7 +61,7 @@ def newest_copies(ids: Tensor, row_ids: Tensor, stamps: Tensor, pointer: Tensor)
         return slots
     scans, per = scan(m, M, ids.device)
     newest = torch.empty((m, scans), dtype=torch.int32, device=ids.device)
-    key = (ids.device, m, M) if ids.data_ptr() % 16 == 0 else None
+    key = number(ids.device, m, M) if ids.data_ptr() % 16 == 0 else None
     _seek(key, (triton.cdiv(m, 64), scans, 1), 8, 2, ids, row_ids, stamps, pointer, newest, m, M, per, scans, 64, 256)
     _settle(key, (m, 1, 1), 1, 2, newest, pointer, slots, M, scans, 128)
     return slots

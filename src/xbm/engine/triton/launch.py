@@ -15,10 +15,10 @@ class Kernel:
 
     def __init__(self, jitted: Any) -> None:
         self.jitted = jitted
-        self.compiled: dict[tuple, Callable] = {}
+        self.compiled: dict[int | tuple, Callable] = {}
 
-    def __call__(self, key: tuple | None, grid: tuple[int, int, int], warps: int, stages: int, *arguments: Any) -> None:
-        """`key` tells apart all that Triton would compile differently: types, alignments, constants. None: unknown."""
+    def __call__(self, key: int | tuple | None, grid: tuple[int, int, int], warps: int, stages: int, *arguments: Any) -> None:
+        """`key`, from `number`, tells apart all that Triton would compile differently. None: unknown."""
         ready = self.compiled.get(key) if key is not None else None
         if ready is not None:
             ready(grid, *arguments)
@@ -26,6 +26,14 @@ class Kernel:
         found = self.jitted[grid](*arguments, num_warps=warps, num_stages=stages)
         if key is not None and not INTERPRETED:
             self.compiled[key] = starter(found)
+
+
+_numbers: dict[tuple, int] = {}
+
+
+def number(*what: Any) -> int:
+    """A number for types, alignments and constants: all kernels of a step look it up, and a tuple is hashed every time."""
+    return _numbers.setdefault(what, len(_numbers))
 
 
 def starter(compiled: Any) -> Callable:

@@ -122,6 +122,7 @@ def meet(
     anchors, rows, row_labels, stamps, row_ids, labels, ids, own, pointer,
     counts, lowest, listed, beaten,  # of the positives: (m,), (m,), (m, cap), (m, cap), see positives.py
     work,  # out, see tiles.py
+    described,  # the rows as the copy engine wants them, or None
     m, M, per, splits, cap, margin, beta, base,
     KIND: tl.constexpr, STATS: tl.constexpr, BY_ID: tl.constexpr, BY_SLOT: tl.constexpr, D: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, DS: tl.constexpr, BK: tl.constexpr, NARROW: tl.constexpr, HALF: tl.constexpr,
@@ -184,7 +185,10 @@ def meet(
         elif KIND == BOTH:
             row_low = words(halves(row_labels) + 2 * base_row, n, live, PADDED)
         if NARROW:
-            v = rows_of_tile(tile, n, d, live, D, DS, PADDED)
+            if described is None:
+                v = rows_of_tile(tile, n, d, live, D, DS, PADDED)
+            else:
+                v = described.load([base_row.to(tl.int32), 0])
             product = tl.dot(a, tl.trans(v), input_precision=PRECISION)
         else:
             product = similarities(anchors, tile, known, n, i < m, live, D, BM, BN, BK, PRECISION)

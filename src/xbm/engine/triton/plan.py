@@ -13,7 +13,7 @@ import triton
 
 COLUMNS, PARTS = 32, 128  # of a gradient, and of its parts, that are added up at a time
 PLACES = 1 << 16  # of the table of labels
-SCANS, SCANNED = 1024, 256  # at most so many programs look for positives, each through at least so many rows
+SCANS = 1024  # at most so many programs look for positives
 LISTED = 7 << 16  # entries in all lists of positives together, 12 bytes each
 LEAST_LISTED = 512  # entries in each
 WIDEST = 4096  # columns; beyond, streaming
@@ -73,6 +73,7 @@ class Plan(NamedTuple):
     anchor_blocks: int  # of 64
     column_blocks: int  # of COLUMNS
     group: int  # parts that `enlist` takes at a time
+    block: int  # rows that `count` looks through at a time
     splits_padded: int  # to powers of two
     scans_padded: int
 
@@ -83,9 +84,10 @@ def plan(m: int, M: int, D: int, half: bool, heavy: bool, device: torch.device) 
     t = tiles(D, half, heavy, shared)
     blocks = triton.cdiv(m, t.anchors) * triton.cdiv(D, t.columns)
     splits, per = _cut(M, processors * t.per_processor // blocks, t.rows)
-    scans, scanned = _cut(M, max(64, min(SCANS, (1 << 20) // m)), SCANNED)
+    block = 256 if M <= 1 << 18 else 4096  # rows that are looked through at a time: of few, many programs; of many, long ones
+    scans, scanned = _cut(M, max(64, min(SCANS, (1 << 20) // m)), block)
     padded = triton.next_power_of_2(splits), triton.next_power_of_2(scans)
-    sizes = triton.cdiv(m, 64), triton.cdiv(D, COLUMNS), max(1, 1024 // scanned)
+    sizes = triton.cdiv(m, 64), triton.cdiv(D, COLUMNS), max(1, 1024 // scanned), block
     return Plan(t, blocks, splits, per, scans, scanned, capacity(m, M), *sizes, *padded)
 
 

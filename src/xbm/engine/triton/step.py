@@ -14,12 +14,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from xbm.checks import tolerance
 from xbm.engine.pairing import Pairing
 from xbm.engine.terms import Loss
 from xbm.engine.triton import crowded, finish, negatives, positives, rows, tiles
-from xbm.engine.triton.launch import Kernel
+from xbm.engine.triton.launch import Kernel, number
 from xbm.engine.triton.plan import COLUMNS, PARTS, PLACES, plan
 
 mark, count, enlist = Kernel(positives.mark), Kernel(positives.count), Kernel(positives.enlist)
@@ -29,8 +30,9 @@ end, spread, clean, crowd = Kernel(finish.finish), Kernel(rows.spread), Kernel(r
 BOTH, CONTRASTIVE, MULTI_SIMILARITY, TRIPLET = range(4)  # as in tiles.py
 NO_SLOT, GIVEN_SLOT, NEWEST_ROWS, SAME_PLACE = range(4)
 
-TOGETHER = 1 << 20  # rows up to which a summed contrastive loss meets its positives as it goes
-EARLY = 1 << 18  # and up to which labels and ids are fetched ahead for every tile
+# Rows of a small bank: many of its tiles have valid pairs, and few rows are left to look through. A large one finds positives
+# first (contrastive), looks at labels only in tiles that count, and leaves fetching to the copy engine.
+SMALL = 1 << 18
 
 
 class Found(NamedTuple):
@@ -54,7 +56,7 @@ class Constants(NamedTuple):
 def constants(loss: Any, M: int) -> Constants:
     mean = loss.reduction == "mean"
     if loss.name == "contrastive":
-        together = not mean and M <= TOGETHER
+        together = not mean and M <= SMALL
         return Constants(BOTH if together else CONTRASTIVE, mean, float(loss.margin))
     if loss.name == "triplet":
         return Constants(TRIPLET, mean, float(loss.margin))
@@ -87,12 +89,20 @@ def step(
     row_labels, stamps = pairing.row_labels.contiguous(), pairing.stamps.contiguous()
     ids, row_ids, own = (x if x is None else x.contiguous() for x in (pairing.ids, pairing.row_ids, pairing.own))
     tol = tolerance(given.dtype)
-    key: tuple | None = (
-        device, t, m, M, D, given.dtype, bank.dtype, c.kind, c.mean, stats, has_ids, sound is not None, by_id, by_slot,
+    headroom, scale = 60.0, 1.0
+    if c.kind == TRIPLET:
+        scale = 2.0**-10
+    elif c.kind == MULTI_SIMILARITY and bank.dtype == torch.float16:
+        headroom, scale = 6.0, 64.0
+    rises = c.beta * (1.02 - c.base) > headroom
+    places_of = given.data_ptr() | bank.data_ptr() | stamps.data_ptr() | labels.data_ptr() | row_labels.data_ptr()
+    for x in (ids, row_ids, own):
+        if x is not None:
+            places_of |= x.data_ptr()
+    key = None if places_of % 16 else number(
+        device, t, m, M, D, given.dtype, bank.dtype, c.kind, c.mean, rises, stats, has_ids, sound is not None, by_id, by_slot,
         in_batch, gradients, row_gradient,
     )  # fmt: skip
-    if any(x is not None and x.data_ptr() % 16 for x in (given, bank, stamps, labels, ids, row_ids, own, row_labels)):
-        key = None
 
     if in_batch or row_gradient:
         kept, written = torch.empty_like(given), torch.empty_like(labels)
@@ -116,23 +126,21 @@ def step(
         lowest, highest, listed = real(m), real(m), real(m, cap)
         mark(key, (1, 1, 1), 16, 1, labels, table, m, PLACES, 1024, 16384)
         count(
-            key, (p.anchor_blocks, p.scans, 1), 4, 2, *who, table, counts, m, M, p.scanned, p.scans,
-            by_id, by_slot, PLACES, 64, 1024 if p.scanned >= 1024 else 256, 64, 8,
+            key, (p.anchor_blocks, p.scans, 1), 8, 2, *who, table, counts, m, M, p.scanned, p.scans,
+            by_id, by_slot, PLACES, 64, p.block, 64, 8,
         )  # fmt: skip
         enlist(
             key, (m, 1, 1), 8, 2, anchors, bank, *who, counts, totals, lowest, highest, listed, places, beaten,
-            m, M, p.scanned, p.scans, p.group, cap, by_id, by_slot, D, p.scans_padded, 1024, 16, 128,
+            m, M, p.scanned, p.scans, p.group, cap, by_id, by_slot, D, p.scans_padded, max(1024, p.block), 16, 128,
         )  # fmt: skip
-    headroom, scale = 60.0, 1.0
-    if c.kind == TRIPLET:
-        scale = 2.0**-10
-    elif c.kind == MULTI_SIMILARITY and bank.dtype == torch.float16:
-        headroom, scale = 6.0, 64.0
+    described = None
+    if M > SMALL and half and t.narrow:
+        described = TensorDescriptor(bank, [M, D], [D, 1], [t.rows, t.columns])
     meet(
         key, (p.blocks, p.splits, 1), t.warps, t.stages, anchors, bank, *who, totals, lowest, listed, beaten,
-        work, m, M, p.per, p.splits, cap, c.margin, c.beta, c.base,
-        c.kind, stats, by_id, by_slot, D, t.anchors, t.rows, t.columns, t.step, t.narrow, half, t.stages, stats or M <= EARLY,
-        t.rows > M, c.beta * (1.02 - c.base) > headroom, headroom, scale, t.precision,
+        work, described, m, M, p.per, p.splits, cap, c.margin, c.beta, c.base,
+        c.kind, stats, by_id, by_slot, D, t.anchors, t.rows, t.columns, t.step, t.narrow, half, t.stages, stats or M <= SMALL,
+        t.rows > M, rises, headroom, scale, t.precision,
     )  # fmt: skip
     if c.kind == TRIPLET and cap < M:
         crowd_found, crowd_gradient = real(tiles.CROWD, m), real(m, D)
