@@ -5,7 +5,7 @@ Nothing heavy is imported before a command runs, so that `xbm --help` answers at
 
 import typer
 
-from xbm.cli import datasets, demo, embed, evaluate, export, index, prepare, presets, report, search, train
+from xbm.cli import datasets, demo, embed, evaluate, export, index, prepare, presets, report, search, serve, train
 
 app = typer.Typer(
     name="xbm",
@@ -21,6 +21,7 @@ app.command()(evaluate.evaluate)
 app.command()(embed.embed)
 app.command()(index.index)
 app.command()(search.search)
+app.command()(serve.serve)
 app.command()(export.export)
 app.command()(report.report)
 app.command()(report.compare)
