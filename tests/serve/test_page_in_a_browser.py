@@ -168,11 +168,11 @@ def test_a_label_narrows_results_and_gallery(visit, photo):
     assert "No image with this label found." in page.locator("#results").inner_text() and wrong == []
 
 
-def test_two_runs_side_by_side_on_the_same_query(visit, photo, searchers):
+def test_two_runs_side_by_side_on_the_same_query(visit, photo, searchable, finished):
     page, wrong = visit(both=True)
     page.set_input_files("#file", photo)
     page.wait_for_selector("#results li")
-    assert page.locator("#results h2").all_inner_texts() == [searcher.name for searcher in searchers]
+    assert page.locator("#results h2").all_inner_texts() == [f"{run.parent.name}/run" for run in (searchable, finished)]
     one, other = page.locator("#results ol").all()
     assert one.locator("li").count() == other.locator("li").count() == 24
     boxes = one.bounding_box(), other.bounding_box()
@@ -258,8 +258,14 @@ def test_a_screen_reader_is_told_names_roles_and_news(visit, photo):
     assert page.evaluate(bare) == 0 and page.evaluate("document.documentElement.lang") == "en"
 
 
-@pytest.mark.parametrize("both", [False, True])
-@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")])
+@pytest.mark.parametrize(
+    ("both", "width", "scheme"),
+    [(True, 1280, "light"), (False, 1280, "dark"), (False, 390, "light"), (True, 390, "dark")]
+    + [
+        pytest.param(*each, marks=pytest.mark.slow)
+        for each in [(False, 1280, "light"), (True, 1280, "dark"), (True, 390, "light"), (False, 390, "dark")]
+    ],
+)
 def test_nothing_overflows_breaks_or_complains(visit, photo, tmp_path_factory, both, width, scheme):
     page, wrong = visit(both, width, scheme)
     for state in ("home", "upload"):

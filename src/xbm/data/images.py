@@ -1,5 +1,6 @@
 """Sets of labelled images, and the protocols that score a model on them: what every reader returns."""
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,7 +11,11 @@ from PIL import Image, ImageOps
 
 from xbm.errors import InputError
 
-UNREADABLE = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)  # what Pillow raises for damaged files
+# What Pillow raises for damaged files. Beyond the first four it is rare, but a single one would end hours of work.
+UNREADABLE = (
+    OSError, ValueError, SyntaxError, Image.DecompressionBombError,
+    TypeError, LookupError, ArithmeticError, AttributeError, EOFError, struct.error,
+)  # fmt: skip
 
 
 def decode(

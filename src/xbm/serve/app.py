@@ -50,7 +50,7 @@ def create_app(searchers: Sequence[Searcher], access: Access) -> App:
         title="xbm", version=__version__, docs_url=None, redoc_url=None, openapi_url="/api/openapi.json", responses=WRONG
     )
     decoding, searching = ThreadPoolExecutor(default_workers(), "decode"), ThreadPoolExecutor(1, "search")
-    labels = searchers[0].catalogue.labels()
+    labels, names = searchers[0].catalogue.labels(), distinct_names(searchers)
 
     async def on(pool: ThreadPoolExecutor, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(pool, work)
@@ -70,13 +70,13 @@ def create_app(searchers: Sequence[Searcher], access: Access) -> App:
         """What can be searched, and what may be uploaded."""
         runs = [
             Run(
-                name=s.name,
+                name=name,
                 images=len(s.ids),
                 dim=s.model.dim,
                 kind=s.neighbours.kind,
                 recall=s.catalogue.get("recall@10", 1.0),
             )
-            for s in searchers
+            for name, s in zip(names, searchers)
         ]
         return About(runs=runs, labels=len(labels), most_bytes=MOST_BYTES, most_pixels=MOST_PIXELS)
 
@@ -125,7 +125,7 @@ def create_app(searchers: Sequence[Searcher], access: Access) -> App:
         sides = {s.model.decoded_side for s in searchers}
         opened = await on(decoding, lambda: {side: open_upload(content, side) for side in sides})
         found = await on(searching, lambda: [s.search(s.embed(opened[s.model.decoded_side]), top, label) for s in searchers])
-        runs = [_found(s.name, hits) for s, hits in zip(searchers, found)]
+        runs = [_found(name, hits) for name, hits in zip(names, found)]
         return Answer(query=None, runs=runs, seconds=time.perf_counter() - begun)
 
     @app.get("/api/search")
@@ -143,9 +143,9 @@ def create_app(searchers: Sequence[Searcher], access: Access) -> App:
             raise HTTPException(404, "there is no such image in this index")
 
         def look() -> list[Found]:
-            return [
-                _found(s.name, None if (own := s.catalogue.find(key)) is None else s.like(own, top, label)) for s in searchers
-            ]
+            own = [s.catalogue.find(key) for s in searchers]
+            found = [None if each is None else s.like(each, top, label) for each, s in zip(own, searchers)]
+            return [_found(name, hits) for name, hits in zip(names, found)]
 
         runs = await on(searching, look)
         return Answer(query=Image(**item._asdict()), runs=runs, seconds=time.perf_counter() - begun)
@@ -164,6 +164,14 @@ def create_app(searchers: Sequence[Searcher], access: Access) -> App:
         return JSONResponse({"error": f"{where}: {first['msg']}"}, 422)
 
     return Guard(app, access)
+
+
+def distinct_names(searchers: Sequence[Searcher]) -> list[str]:
+    """The runs' names; with their folders' where two runs are called the same."""
+    names = [s.name for s in searchers]
+    if len(set(names)) < len(names):
+        names = ["/".join(s.catalogue.get("run").split("/")[-2:]) for s in searchers]
+    return names
 
 
 def _found(name: str, hits: list[Hit] | None) -> Found:

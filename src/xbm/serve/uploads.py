@@ -8,7 +8,7 @@ from starlette.exceptions import HTTPException
 from xbm.data.images import UNREADABLE, decode
 from xbm.errors import InputError
 
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")  # whatever the name or the sender says it is
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")  # what browsers show; whatever the sender says it is
 MOST_PIXELS = 50_000_000
 
 
@@ -24,9 +24,9 @@ def open_upload(content: bytes, at_least: int) -> Image.Image:
         limit = MOST_PIXELS // 1_000_000
         raise HTTPException(413, f"the picture has far too many pixels: give one of at most {limit} million") from None
     except UnidentifiedImageError:
-        kinds = "JPEG, PNG, WebP, GIF, BMP or TIFF"
+        kinds = "JPEG, PNG, WebP, GIF or BMP"
         raise HTTPException(415, f"the file is not an image that can be read, whatever its name says: give a {kinds}") from None
     except InputError as error:
         raise HTTPException(413, str(error)) from None
-    except (*UNREADABLE, EOFError, MemoryError):
+    except (*UNREADABLE, MemoryError):
         raise HTTPException(422, "the image is damaged or cut short: save it anew") from None
