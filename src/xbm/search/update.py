@@ -22,8 +22,9 @@ from xbm.data.images import ImageSet
 from xbm.data.ordered import default_workers, in_order
 from xbm.errors import InputError
 from xbm.progress import track
-from xbm.search.catalogue import FILE, Catalogue
+from xbm.search.catalogue import FILE, Catalogue, Known
 from xbm.search.sources import Entry, Tell, entries_of, root_of
+from xbm.search.threads import quickest_threads
 from xbm.train.checkpoint import write_checkpoint
 from xbm.train.config import to_dict
 from xbm.train.load import Embedder, load
@@ -74,8 +75,26 @@ def update(run: Path, source: Path, out: Path, tell: Tell, quiet: bool = False) 
         with catalogue.change():
             catalogue.remove(known[key].id for key in gone)
             catalogue.relabel((old.id, entry.label) for entry, old in kept if entry.label != old.label)
-        unreadable = 0
-        for made in _batches(model, root_of(source), [*changed, *new], quiet):
+        todo = [*changed, *new]
+        unreadable = _embed(catalogue, model, root_of(source), todo, known, tell, quiet) if todo else 0
+        if not len(catalogue):
+            raise InputError(f"none of the images of {source} can be read: mend them, or give another folder")
+    return Changes(len(new), len(changed), len(gone), len(kept) - len(changed), unreadable)
+
+
+def _embed(
+    catalogue: Catalogue,
+    model: Embedder,
+    root: Path,
+    entries: Sequence[Entry],
+    known: dict[tuple[str, str], Known],
+    tell: Tell,
+    quiet: bool,
+) -> int:
+    """Embeds and adds images, batch by batch; returns how many could not be read."""
+    unreadable = 0
+    with quickest_threads(model, min(BATCH, 8)):
+        for made in _batches(model, root, entries, quiet):
             readable = [each for each in made if each.view is not None]
             vectors = model.embed_views([each.view for each in readable if each.view is not None]) if readable else None
             with catalogue.change():
@@ -85,11 +104,8 @@ def update(run: Path, source: Path, out: Path, tell: Tell, quiet: bool = False) 
                         tell(each.error)
                         catalogue.remove([known[each.entry.key].id] if each.entry.key in known else [])
                 if vectors is not None:
-                    entries_read = [each.entry for each in readable]
-                    catalogue.add(entries_read, vectors.numpy(), [each.thumbnail for each in readable])
-        if not len(catalogue):
-            raise InputError(f"none of the images of {source} can be read: mend them, or give another folder")
-    return Changes(len(new), len(changed), len(gone), len(kept) - len(changed), unreadable)
+                    catalogue.add([each.entry for each in readable], vectors.numpy(), [each.thumbnail for each in readable])
+    return unreadable
 
 
 def model_file(folder: Path, digest: str) -> Path:

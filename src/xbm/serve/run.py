@@ -6,6 +6,7 @@ import signal
 import socket
 import warnings
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import uvicorn
@@ -13,6 +14,7 @@ from PIL import Image
 
 from xbm.errors import InputError
 from xbm.search.searcher import Searcher
+from xbm.search.threads import quickest_threads
 from xbm.serve.app import create_app
 from xbm.serve.guard import Access
 
@@ -59,8 +61,10 @@ def serve(folders: Sequence[Path], host: str, port: int, allowed: Sequence[str] 
     """Serves until it is told to stop (Ctrl-C, SIGTERM); requests under way are still answered."""
     warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)  # uploads have a limit of their own
     access = access_to(host, allowed, token)
-    with listen(host, port) as opened:
-        app = create_app([Searcher(folder) for folder in folders], access)
+    with listen(host, port) as opened, ExitStack() as stack:
+        searchers = [Searcher(folder) for folder in folders]
+        app = create_app(searchers, access)
+        stack.enter_context(quickest_threads(searchers[0].model, batch=1))
         config = uvicorn.Config(
             app, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=PATIENCE, lifespan="off"
         )
