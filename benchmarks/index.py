@@ -72,7 +72,7 @@ def by_hand(name: str, probed: int, rows: np.ndarray) -> Built:
     if probed:
         faiss.extract_index_ivf(index).nprobe = probed
     if hasattr(index, "k_factor"):
-        index.k_factor = 40
+        index.k_factor = 100
     return Built(spent, len(faiss.serialize_index(index)) / 1e6, lambda some: index.search(some, K)[1])
 
 

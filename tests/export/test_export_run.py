@@ -53,6 +53,7 @@ def listed(paths):
     return ImageSet("images", labels, ["image"], root=paths[0].parent, paths=[path.name for path in paths])
 
 
+@pytest.mark.slow
 def test_the_other_way_to_resize_is_exported_too(own_photos, tmp_path):
     from xbm.train.loop import train
 

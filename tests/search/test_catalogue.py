@@ -92,3 +92,19 @@ def test_an_index_of_another_format_is_refused(catalogue, tmp_path):
     catalogue.set("format", 99)
     with pytest.raises(InputError, match="has format 99"):
         Catalogue(tmp_path)
+
+
+def test_a_full_disk_is_one_sentence_and_harms_nothing(catalogue):
+    catalogue._ask("PRAGMA max_page_count = 12")
+    many = [entry(f"{k}.png") for k in range(500)]
+
+    def fill():
+        with catalogue.change():
+            catalogue.add(many, np.ones((500, 3)), [bytes(1000)] * 500)
+
+    with pytest.raises(InputError, match=r"full.*what is there is unharmed: make room"):
+        fill()
+    assert len(catalogue) == 3
+    catalogue._ask("PRAGMA max_page_count = 100000")
+    fill()
+    assert len(catalogue) == 503

@@ -140,6 +140,7 @@ def test_clicking_through_and_back(visit):
     assert page.url.endswith("/") and not page.locator("#results").is_visible() and wrong == []
 
 
+@pytest.mark.slow
 def test_going_back_to_an_upload(visit, photo):
     page, wrong = visit()
     page.set_input_files("#file", photo)
@@ -185,7 +186,7 @@ def test_two_runs_side_by_side_on_the_same_query(visit, photo, searchable, finis
     assert marked and set(marked) == {label} and wrong == []
 
 
-@pytest.mark.parametrize("kind", ["text", "bomb", "cut", "large"])
+@pytest.mark.parametrize("kind", ["text", "bomb", "large", pytest.param("cut", marks=pytest.mark.slow)])
 def test_what_is_no_usable_image_is_told_in_a_sentence(visit, photo, tmp_path, kind):
     words = {
         "text": "not an image",

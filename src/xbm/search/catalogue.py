@@ -77,15 +77,23 @@ class Catalogue:
 
     @contextmanager
     def change(self) -> Iterator[None]:
-        """Everything inside happens, or nothing does."""
+        """Everything inside happens, or nothing does.
+
+        Raises:
+            InputError: the disk is full or not writable; the index is as it was before.
+        """
         with self._lock:
-            self._database.execute("BEGIN IMMEDIATE")
             try:
+                self._database.execute("BEGIN IMMEDIATE")
                 yield
-            except BaseException:
-                self._database.execute("ROLLBACK")
-                raise
-            self._database.execute("COMMIT")
+                self._database.execute("COMMIT")
+            except BaseException as error:
+                if self._database.in_transaction:
+                    self._database.execute("ROLLBACK")
+                if not isinstance(error, sqlite3.OperationalError):
+                    raise
+                told = f"could not write to {self.folder} ({error}); what is there is unharmed: make room and run it again"
+                raise InputError(told) from None
 
     # ------------------------------------------------------------------ about the index as a whole
 

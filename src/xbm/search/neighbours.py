@@ -17,7 +17,7 @@ FILE = "compressed.faiss"
 EXACT_BYTES = 200_000_000  # up to this much in float32: 390,000 rows of 128 numbers, searched in some 40 ms on one core
 CHUNK = 100_000  # rows read at once
 TRAINED_ON = 65_536  # rows that the codes are learnt from
-CANDIDATES = 400  # rows of the scan that are compared again, at the least
+CANDIDATES = 1000  # rows of the scan that are compared again, at the least
 STALE = 0.2  # codes of removed images, as a share of all, that are carried along before all are written anew
 GROWTH = 4  # learnt again once there are this many times as many rows as there were
 
