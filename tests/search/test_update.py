@@ -1,5 +1,6 @@
 import fcntl
 import io
+import os
 import shutil
 import signal
 import sqlite3
@@ -65,6 +66,12 @@ def test_the_second_time_only_what_has_changed_is_embedded(searchable, photos, t
     monkeypatch.undo()
     told_by(searchable, photos, tmp_path / "from_scratch")
     assert same(content(out), content(tmp_path / "from_scratch"))
+
+
+def test_a_file_of_the_same_size_but_another_time_has_changed(searchable, photos, tmp_path):
+    told_by(searchable, photos, tmp_path / "index")
+    os.utime(photos / "class_04" / "4.png", ns=(1, 1))
+    assert told_by(searchable, photos, tmp_path / "index")[0] == Changes(changed=1, unchanged=71)
 
 
 def test_another_label_in_the_table_needs_no_embedding(searchable, photos, tmp_path, monkeypatch):
