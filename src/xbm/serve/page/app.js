@@ -28,18 +28,24 @@ const plural = (count, one, many) => `${count.toLocaleString("en")} ${count === 
 
 // ------------------------------------------------------------------ asking
 
-const state = () => history.state || { like: null, run: 0, upload: null };
+const NOTHING = { like: null, run: 0, upload: null };
+const state = () => history.state || NOTHING;
 const label = () => $("label").value.trim();
 
+function address({ like, run }) {
+  const keep = query({ like, run: like === null ? null : run, label: label() });
+  return keep.size ? `/?${keep}` : "/";
+}
+
 function go(next) {
-  const keep = query({ like: next.like, run: next.like === null ? null : next.run, label: label() });
-  history.pushState(next, "", keep.size ? `/?${keep}` : "/");
+  history.pushState(next, "", address(next));
   return show(true);
 }
 
 function ask(file) {
   if (file.size > about.most_bytes) {
     const size = (file.size / 1e6).toFixed(1);
+    history.pushState(NOTHING, "", address(NOTHING));
     fail(new Error(`${file.name || "The image"} has ${size} MB: give one of at most ${about.most_bytes / 1e6} MB.`));
     return;
   }
@@ -69,7 +75,9 @@ async function show(moved = false) {
     }
     if (number === latest) draw(answer, file, run, moved);
   } catch (error) {
-    if (number === latest) fail(error);
+    if (number !== latest) return;
+    history.replaceState(NOTHING, "", address(NOTHING)); // what failed is not asked again when the label changes
+    fail(error);
   } finally {
     clearTimeout(waiting);
     $("results").removeAttribute("aria-busy");
@@ -210,7 +218,7 @@ $("home").addEventListener("click", (event) => {
   event.preventDefault();
   $("label").value = "";
   $("any").hidden = true;
-  go({ like: null, run: 0, upload: null });
+  go(NOTHING);
 });
 
 async function suggest() {
@@ -220,9 +228,7 @@ async function suggest() {
 function refilter() {
   $("any").hidden = !label();
   offset = 0;
-  const { like, run } = state();
-  const keep = query({ like, run: like === null ? null : run, label: label() });
-  history.replaceState(state(), "", keep.size ? `/?${keep}` : "/");
+  history.replaceState(state(), "", address(state()));
   show();
 }
 $("label").addEventListener("input", suggest);
@@ -244,7 +250,7 @@ function readAddress() {
 async function start() {
   readAddress();
   // a file that was asked with is gone once the page is loaded anew
-  if (state().upload !== null && !uploads[state().upload]) history.replaceState({ like: null, run: 0, upload: null }, "", "/");
+  if (state().upload !== null && !uploads[state().upload]) history.replaceState(NOTHING, "", address(NOTHING));
   try {
     about = await call("/api/about");
     const [first] = about.runs, dims = about.runs.map((run) => run.name).join(" and ");
