@@ -25,10 +25,12 @@ LAYERS = [
     {"engine", "drift"},
     {"memory"},
     {"losses"},  # so far the core: torch and nothing else
-    {"progress"},
+    {"progress", "extras"},
     {"data", "models", "retrieval"},
     {"train"},
     {"study", "report"},
+    {"search", "export"},
+    {"serve"},
     {"cli"},
     {"__main__"},
 ]
@@ -233,6 +235,7 @@ PUBLIC = [
     "xbm",
     "xbm.memory",
     "xbm.errors",
+    "xbm.extras",
     "xbm.progress",
     *(f"xbm.losses.{p.stem}" for p in (SOURCE / "losses").glob("[!_]*.py")),
 ]

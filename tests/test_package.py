@@ -31,11 +31,12 @@ def metadata(wheel):
     return Parser().parsestr(wheel.read(name).decode())
 
 
-def test_it_holds_every_module_the_type_marker_and_the_licence(wheel):
+def test_it_holds_every_module_and_page_the_type_marker_and_the_licence(wheel):
     names = set(wheel.namelist())
-    modules = {path.relative_to(ROOT / "src").as_posix() for path in (ROOT / "src" / "xbm").rglob("*.py")}
-    assert modules and modules <= names
-    assert "xbm/py.typed" in names
+    kinds = (".py", ".txt", ".css", ".js", ".html", ".typed")
+    files = {path.relative_to(ROOT / "src").as_posix() for path in (ROOT / "src" / "xbm").rglob("*") if path.suffix in kinds}
+    assert files <= names
+    assert {"xbm/py.typed", "xbm/memory.py", "xbm/serve/page/index.html", "xbm/export/embed_onnx.txt"} <= files
     (licence,) = [name for name in names if name.endswith("licenses/LICENSE")]
     assert wheel.read(licence).decode().startswith("MIT License")
 

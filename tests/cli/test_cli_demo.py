@@ -42,6 +42,7 @@ def test_the_table_the_figures_and_the_page(tmp_path, monkeypatch):
     figures = json.loads((tmp_path / "new" / "figures.json").read_text())
     assert figures["runs"] == RUNS and figures["seconds"] >= 0
     assert out.splitlines()[-1] == str(tmp_path / "d" / "report.html")
+    assert f"  xbm index f3 {tmp_path / 'd' / 'glyphs'}\n" in out and "  xbm serve f3\n" in out
 
 
 def test_a_folder_of_something_else_is_not_deleted(tmp_path):

@@ -17,6 +17,7 @@ HEAVY = ("torch", "torchvision", "numpy", "PIL", "timm", "scipy", "pyarrow", "ma
 
 def test_the_commands_are_there():
     assert {"train", "evaluate", "embed", "demo", "presets", "datasets", "prepare", "report", "compare"} <= COMMANDS.keys()
+    assert {"index", "search", "serve", "export"} <= COMMANDS.keys()
 
 
 @pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["demo", "--help"], []])

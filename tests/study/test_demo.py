@@ -6,7 +6,7 @@ import pytest
 
 from xbm.errors import InputError
 from xbm.study import demo
-from xbm.study.demo import ARMS, MARK, Arm, config_of, mean_and_error, run_demo, summary
+from xbm.study.demo import ARMS, MARK, Arm, config_of, mean_and_error, next_steps, run_demo, summary
 from xbm.train.config import flat
 
 
@@ -132,3 +132,21 @@ def test_a_demo_from_beginning_to_end(tmp_path, monkeypatch):
         assert json.loads((tmp_path / "out" / run["folder"].split("/")[-1] / "result.json").read_text())["seed"] == 0
     assert json.dumps(found)  # every figure can be written down
     assert [row["seeds"] for row in summary(found)] == [1, 1]
+
+
+def test_the_next_steps_search_with_the_best_run_and_compare_it_with_its_baseline(tmp_path):
+    (tmp_path / "glyphs" / "A").mkdir(parents=True)
+    (tmp_path / "glyphs" / "A" / "0.png").touch()
+    made = [
+        {"name": name, "seed": seed, "recall@1": score, "folder": f"{name}{seed}"}
+        for name, seed, score in [("MS", 0, 0.5), ("MS", 1, 0.6), ("MS + memory", 0, 0.7), ("MS + memory", 1, 0.8)]
+    ]
+    images = str(tmp_path / "glyphs")
+    assert next_steps(made, tmp_path) == [
+        ("index", "MS + memory1", images),
+        ("search", "MS + memory1", f"{images}/A/0.png"),
+        ("serve", "MS + memory1"),
+        ("index", "MS1", images),
+        ("serve", "MS + memory1", "MS1"),
+    ]
+    assert len(next_steps(made[:1], tmp_path)) == 3

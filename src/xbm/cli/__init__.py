@@ -5,11 +5,11 @@ Nothing heavy is imported before a command runs, so that `xbm --help` answers at
 
 import typer
 
-from xbm.cli import datasets, demo, embed, evaluate, prepare, presets, report, train
+from xbm.cli import datasets, demo, embed, evaluate, export, index, prepare, presets, report, search, serve, train
 
 app = typer.Typer(
     name="xbm",
-    help="Learn embeddings with a memory: train, evaluate and explain image-retrieval models.",
+    help="Learn embeddings with a memory: train, evaluate, explain and use image-retrieval models.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
@@ -19,6 +19,10 @@ app.command()(demo.demo)
 app.command()(train.train)
 app.command()(evaluate.evaluate)
 app.command()(embed.embed)
+app.command()(index.index)
+app.command()(search.search)
+app.command()(serve.serve)
+app.command()(export.export)
 app.command()(report.report)
 app.command()(report.compare)
 app.command()(presets.presets)

@@ -20,6 +20,7 @@ def demo(
     """
     import math
     import os
+    import shlex
     import sys
     import time
     import webbrowser
@@ -27,7 +28,7 @@ def demo(
     from rich.console import Console
     from rich.table import Table
 
-    from xbm.study.demo import ITERATIONS, run_demo, summary
+    from xbm.study.demo import ITERATIONS, next_steps, run_demo, summary
 
     begun = time.monotonic()
     console = Console()
@@ -45,7 +46,22 @@ def demo(
     from xbm.report.runs import report_runs
 
     page = report_runs([Path(run["folder"]) for run in runs], out / "report.html", groups=[run["name"] for run in runs])
+    print("Search with the best of them, then beside the same loss without memory:")
+    for words in next_steps(runs, out):
+        print(f"  {_called()} {shlex.join(words)}")
     console.print(f"{time.monotonic() - begun:.0f} s in all. The page:", highlight=False)
     print(page.resolve())
     if console.is_terminal and (sys.platform in ("darwin", "win32") or os.environ.get("DISPLAY")):
         webbrowser.open(page.resolve().as_uri())
+
+
+def _called() -> str:
+    """How this program was called, so that what it prints can be typed: `make demo` calls no `xbm` that is on the path."""
+    import os
+    import shlex
+    import sys
+
+    if os.path.basename(sys.argv[0]) != "__main__.py":
+        return "xbm"
+    python = os.path.relpath(sys.executable)
+    return f"{shlex.quote(sys.executable if python.startswith('..') else python)} -m xbm"

@@ -1,13 +1,46 @@
 """Sets of labelled images, and the protocols that score a model on them: what every reader returns."""
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 from PIL import Image, ImageOps
 
 from xbm.errors import InputError
+
+# What Pillow raises for damaged files. Beyond the first four it is rare, but a single one would end hours of work.
+UNREADABLE = (
+    OSError, ValueError, SyntaxError, Image.DecompressionBombError,
+    TypeError, LookupError, ArithmeticError, AttributeError, EOFError, struct.error,
+)  # fmt: skip
+
+
+def decode(
+    source: Path | IO[bytes],
+    at_least: int | None = None,
+    formats: tuple[str, ...] | None = None,
+    most_pixels: int | None = None,
+) -> Image.Image:
+    """A picture as RGB, upright: the one way from bytes to pixels.
+
+    Args:
+        at_least: a JPEG may be decoded at a half, quarter or eighth of its size, no side below that many pixels.
+        formats: those that are tried; None means all that Pillow knows.
+        most_pixels: refuses, by an `InputError`, a larger picture before any of it is unpacked.
+    """
+    with Image.open(source, formats=formats) as file:
+        width, height = file.size
+        if most_pixels is not None and width * height > most_pixels:
+            limit = most_pixels // 1_000_000
+            raise InputError(f"the picture has {width:,} × {height:,} pixels: give one of at most {limit} million")
+        if at_least is not None:
+            file.draft(None, (at_least, at_least))
+        ImageOps.exif_transpose(file, in_place=True)
+        file.load()
+        return file if file.mode == "RGB" else file.convert("RGB")  # copies hold up the other threads
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,15 +90,10 @@ class ImageSet:
         assert self.root is not None and self.paths is not None
         path = self.root / self.paths[index]
         try:
-            with Image.open(path) as file:
-                if at_least is not None and self.boxes is None:
-                    file.draft(None, (at_least, at_least))
-                ImageOps.exif_transpose(file, in_place=True)
-                file.load()
-                image = file if file.mode == "RGB" else file.convert("RGB")  # copies hold up the other threads
+            image = decode(path, at_least if self.boxes is None else None)
         except FileNotFoundError:
             raise InputError(f"{path} is missing: restore it, or take it off the list it is named in") from None
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        except UNREADABLE as error:
             raise InputError(f"{path} cannot be read as an image ({error}): replace it or take it out") from None
         if self.boxes is None:
             return image

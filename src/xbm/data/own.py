@@ -70,7 +70,7 @@ def read_table(path: str | Path, root: str | Path | None = None, seed: int = 0, 
     unsplit: list[Row] = []
     for where, record in read_records(table):
         part = _part(record, where)
-        (unsplit if part is None else parted[part]).append(_row(record, where))
+        (unsplit if part is None else parted[part]).append(row_of(record, where))
     rows = unsplit + [row for part in PARTS for row in parted[part]]
     if not rows:
         raise InputError(f"{table} has no rows below its header: give one row an image")
@@ -136,8 +136,9 @@ def _part(record: dict[str, str], where: str) -> str | None:
     return role or split
 
 
-def _row(record: dict[str, str], where: str) -> Row:
-    if not record["label"].strip():
+def row_of(record: dict[str, str], where: str, labelled: bool = True) -> Row:
+    """The image that a record of a table names, with its label and box; a label may be empty only where none is needed."""
+    if labelled and not record["label"].strip():
         raise InputError(f"{where}: the label is empty; name the class or take the row out")
     box = None
     if "left" in record:

@@ -1,7 +1,7 @@
 """CSV and Parquet tables as records of text, each with the place it stands in."""
 
 import csv
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -11,16 +11,24 @@ BOX = ("left", "top", "right", "bottom")
 COLUMNS = ("path", "label", "split", "role", *BOX)
 
 
-def read_records(table: Path) -> Iterator[tuple[str, dict[str, str]]]:
-    """(place, {column: text}) of every row; what is empty or null is the empty text."""
+def _refuse(error: InputError) -> None:
+    raise error
+
+
+def read_records(table: Path, tell: Callable[[InputError], None] = _refuse) -> Iterator[tuple[str, dict[str, str]]]:
+    """(place, {column: text}) of every row; what is empty or null is the empty text.
+
+    Args:
+        tell: is given what is wrong with a row, which is then passed over; by default it is raised.
+    """
     if table.suffix.lower() == ".csv":
-        return _read_csv(table)
+        return _read_csv(table, tell)
     if table.suffix.lower() == ".parquet":
         return _read_parquet(table)
     raise InputError(f"{table}: a table of images ends in .csv or .parquet")
 
 
-def _read_csv(table: Path) -> Iterator[tuple[str, dict[str, str]]]:
+def _read_csv(table: Path, tell: Callable[[InputError], None]) -> Iterator[tuple[str, dict[str, str]]]:
     try:
         with table.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file)
@@ -30,7 +38,8 @@ def _read_csv(table: Path) -> Iterator[tuple[str, dict[str, str]]]:
                 if not fields:
                     continue
                 if len(fields) != len(header):
-                    raise InputError(f"{where}: {len(fields)} fields under {len(header)} columns; quote what has commas")
+                    tell(InputError(f"{where}: {len(fields)} fields under {len(header)} columns; quote what has commas"))
+                    continue
                 yield where, dict(zip(header, fields))
     except FileNotFoundError:
         raise InputError(f"{table} is missing: give a CSV or Parquet table with the columns path and label") from None

@@ -66,8 +66,8 @@ def render(title: str, groups: Sequence[Group], comparisons: Sequence[Comparison
         )
         if body
     ]
-    body = tag(
-        "body",
+    return shell(
+        title,
         symbols(),
         tag(
             "main",
@@ -75,9 +75,14 @@ def render(title: str, groups: Sequence[Group], comparisons: Sequence[Comparison
             tag("nav", *(tag("a", name.capitalize(), href=f"#{name}") for name, _, _ in sections), aria_label="Sections"),
             *(tag("section", tag("h2", heading), inner, id=name) for name, heading, inner in sections),
         ),
-        tag("script", Html(_own("readout.js"))),
+        script=_own("readout.js"),
     )
-    return f"<!doctype html>\n{tag('html', _head(title), body, lang='en')}\n"
+
+
+def shell(title: str, *content: Html, script: str = "") -> str:
+    """A page around some content: style and script inside, nothing fetched."""
+    body = tag("body", *content, tag("script", Html(script)) if script else None)
+    return f"<!doctype html>\n{tag('html', _head(title, script), body, lang='en')}\n"
 
 
 RETRIEVAL = join(
@@ -122,10 +127,10 @@ def _joined(*parts: Html | None) -> Html | None:
     return join(parts) if any(parts) else None
 
 
-def _head(title: str) -> Html:
-    script = base64.b64encode(hashlib.sha256(_own("readout.js").encode()).digest()).decode()
+def _head(title: str, script: str) -> Html:
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     # The browser itself holds the page to its promise: pictures inside it, its own style and script, nothing fetched.
-    policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{script}'"
+    policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     return tag(
         "head",
         tag("meta", charset="utf-8"),

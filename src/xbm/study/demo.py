@@ -16,6 +16,7 @@ from xbm.train.presets import preset
 
 ITERATIONS = 1000
 MARK = ".xbm_demo"  # an empty file in the folder of a demo
+PICTURES = "glyphs"  # where the images to search lie, as files
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,7 @@ def run_demo(out: Path, seeds: int, iterations: int = ITERATIONS, tell: Callable
         InputError: `out` holds something other than an earlier demo, which alone is replaced.
     """
     from xbm.data.glyphs import read_glyphs
+    from xbm.data.pictures import write_pictures
 
     if seeds < 1 or iterations < 1:
         raise InputError(f"{seeds} seeds of {iterations} iterations show nothing: give at least 1 of each")
@@ -73,6 +75,7 @@ def run_demo(out: Path, seeds: int, iterations: int = ITERATIONS, tell: Callable
     size = preset("glyphs").data.resize
     glyphs = read_glyphs(size=size)  # made once, before several processes want it
     tell(f"glyphs: {glyphs.train.num_classes} classes to train on, {glyphs.protocols[0].query.num_classes} others to search")
+    write_pictures(glyphs.protocols[0].query, out / PICTURES)
     # seeds outermost: if the demo is stopped early, what is there is balanced
     work = [(arm, seed) for seed in range(seeds) for arm in ARMS if seed < (arm.seeds or seeds)]
     runs = []
@@ -85,6 +88,18 @@ def run_demo(out: Path, seeds: int, iterations: int = ITERATIONS, tell: Callable
         )
     order = {arm.name: position for position, arm in enumerate(ARMS)}
     return sorted(runs, key=lambda run: (order[run["name"]], run["seed"]))
+
+
+def next_steps(runs: list[dict[str, Any]], out: Path) -> list[tuple[str, ...]]:
+    """The commands, word by word, that search with the best run and then set it beside the same loss without memory."""
+    best = max(runs, key=lambda run: run["recall@1"])
+    images = out / PICTURES
+    query = min(images.rglob("*.png"), default=images / "CLASS" / "0.png")
+    steps = [("index", best["folder"], str(images)), ("search", best["folder"], str(query)), ("serve", best["folder"])]
+    for run in runs:
+        if (run["name"], run["seed"]) == (best["name"].removesuffix(" + memory"), best["seed"]) and run is not best:
+            steps += [("index", run["folder"], str(images)), ("serve", best["folder"], run["folder"])]
+    return steps
 
 
 def _clear(out: Path) -> None:

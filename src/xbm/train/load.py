@@ -10,6 +10,7 @@ from torch import Tensor
 
 from xbm.data.feeds import DecodeFeed, sweep
 from xbm.data.images import ImageSet
+from xbm.data.transforms import as_channels, centre_params, cut, fit
 from xbm.errors import InputError
 from xbm.train import task
 from xbm.train.checkpoint import read_checkpoint
@@ -59,6 +60,25 @@ class Embedder:
         feed = DecodeFeed(images, self.augmentation)
         parts = [self.model(batch).float().cpu() for batch, _, _ in sweep(feed, batch_size, device=self.device)]
         return torch.cat(parts) if parts else torch.zeros(0, self.dim)
+
+    @property
+    def decoded_side(self) -> int:
+        """A JPEG that is going to be embedded need not be decoded larger than this: see `xbm.data.store.resized`."""
+        return 2 * self.augmentation.resize
+
+    def view(self, image: Image.Image) -> np.ndarray:
+        """An opened image, resized as the model needs it.  # (h, w, C) uint8"""
+        return as_channels(fit(image, self.augmentation.resize, self.augmentation.mode), self.augmentation.channels)
+
+    def pixels(self, views: Sequence[np.ndarray]) -> Tensor:
+        """The windows that the model looks at, normalised.  # (B, C, crop, crop) float32"""
+        heights, widths = (torch.tensor([view.shape[axis] for view in views]) for axis in (0, 1))
+        return cut(views, centre_params(heights, widths, self.augmentation), self.augmentation)
+
+    @torch.no_grad()
+    def embed_views(self, views: Sequence[np.ndarray]) -> Tensor:
+        """(B, D): unit rows for what `view` made."""
+        return self.model(self.pixels(views).to(self.device)).float().cpu()
 
 
 class _Opened(ImageSet):

@@ -1,0 +1,25 @@
+"""A server in a thread of this process."""
+
+import threading
+import time
+from collections.abc import Iterator
+
+import uvicorn
+
+from xbm.search.searcher import Searcher
+from xbm.serve.app import create_app
+from xbm.serve.run import access_to, listen
+
+
+def running(searchers: list[Searcher]) -> Iterator[str]:
+    """Yields its address once, and ends it when asked again."""
+    with listen("127.0.0.1", 0) as opened:
+        app = create_app(searchers, access_to("127.0.0.1", [], None))
+        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [opened]})
+        thread.start()
+        while not server.started:
+            time.sleep(0.01)
+        yield f"http://127.0.0.1:{opened.getsockname()[1]}/"
+        server.should_exit = True
+        thread.join()
