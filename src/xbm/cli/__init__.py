@@ -5,7 +5,7 @@ Nothing heavy is imported before a command runs, so that `xbm --help` answers at
 
 import typer
 
-from xbm.cli import datasets, demo, embed, evaluate, prepare, presets, report, train
+from xbm.cli import datasets, demo, embed, evaluate, paper, prepare, presets, report, train
 
 app = typer.Typer(
     name="xbm",
@@ -24,3 +24,4 @@ app.command()(report.compare)
 app.command()(presets.presets)
 app.command()(prepare.prepare)
 app.add_typer(datasets.app, name="datasets")
+app.add_typer(paper.app, name="paper")

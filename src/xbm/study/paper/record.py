@@ -1,0 +1,140 @@
+"""Finished runs as small JSON files: one a run, named by what was run and nothing about the machine it ran on.
+
+Two experiments that need the same run find the same file. What is compared is the whole config, less what cannot change a
+figure (where the data lies, how often checkpoints are written); a setting that came later than a file counts as its default.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from xbm.errors import InputError
+from xbm.train.config import Config, flat
+from xbm.train.finish import write_json
+
+FORMAT = 1
+APART = {
+    "preset", "recipe", "device", "data.root", "data.store", "data.feed", "data.skip_problems", "log.checkpoint_every",
+    "log.evaluate_every", "log.wandb",
+}  # fmt: skip
+NAMED = ("imagenet", "none")  # weights that are no file
+
+
+def identity(config: Config) -> dict[str, Any]:
+    """The settings that a figure depends on, by full name; a file of weights by its bare name."""
+    found = {name: _plain(value) for name, value in flat(config).items() if name not in APART}
+    if found["model.weights"] not in NAMED:
+        found["model.weights"] = Path(found["model.weights"]).name
+    return found
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+DEFAULTS = identity(Config())
+
+
+def key(settings: Mapping[str, Any]) -> str:
+    """One text for one run: equal for equal settings, whatever their order, missing ones at their defaults."""
+    return json.dumps({**DEFAULTS, **settings}, sort_keys=True)
+
+
+def file_name(settings: Mapping[str, Any]) -> str:
+    """A name that a person can read, and a hash that no other run has."""
+    s = {**DEFAULTS, **settings}
+    memory = "no-memory" if not s["memory.ratio"] else s["memory.update"].replace("_", "-")
+    loss = s["loss.name"].replace("_", "-")
+    split = "_held-out" if s["data.holdout"] else ""
+    digest = hashlib.sha256(key(settings).encode()).hexdigest()[:10]
+    return f"{s['data.name']}_{s['model.trunk'].replace('/', '-')}_{loss}_{memory}_seed{s['seed']}{split}_{digest}.json"
+
+
+@dataclass(frozen=True)
+class Record:
+    """One finished run.
+
+    Attributes:
+        values: what the file holds; see `work.py`, which writes it.
+    """
+
+    values: Mapping[str, Any]
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return {**DEFAULTS, **self.values["config"]}
+
+    @property
+    def seed(self) -> int:
+        return int(self.config["seed"])
+
+    @property
+    def measures(self) -> Mapping[str, Any]:
+        """What was measured beyond training and scores, by name."""
+        return self.values.get("measures", {})
+
+    def score(self, name: str = "recall@1", protocol: str | None = None) -> float:
+        """A figure of the first protocol, or of the one named; 0 for a run that diverged."""
+        if self.values.get("failed"):
+            return 0.0
+        protocols = self.values["scores"]
+        found = protocols.get(protocol, {}) if protocol is not None else next(iter(protocols.values()), {})
+        return float(found.get(name, float("nan")))
+
+    def curve(self, name: str) -> tuple[list[float], list[float]]:
+        """(steps, values) of what was logged on the way, without its gaps."""
+        curves = self.values.get("curves", {})
+        points = [(s, v) for s, v in zip(curves.get("step", ()), curves.get(name, ())) if v is not None]
+        return [s for s, _ in points], [v for _, v in points]
+
+
+class Records:
+    """The finished runs of a folder; files that appear later are seen after `refresh`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._read: dict[str, tuple[int, Record]] = {}  # by file name, with the time it was written
+        self._by_key: dict[str, Record] = {}
+        self.refresh()
+
+    def refresh(self) -> None:
+        found = {}
+        for path in sorted(self.folder.glob("*.json")):
+            stamp = path.stat().st_mtime_ns
+            known = self._read.get(path.name)
+            found[path.name] = known if known is not None and known[0] == stamp else (stamp, Record(_read(path)))
+        self._read = found
+        self._by_key = {key(record.config): record for _, record in found.values()}
+
+    def find(self, settings: Mapping[str, Any]) -> Record | None:
+        return self._by_key.get(key(settings))
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(self._by_key.values())
+
+    def __len__(self) -> int:
+        return len(self._by_key)
+
+    def write(self, values: Mapping[str, Any]) -> Path:
+        """Keeps a finished run; what an earlier run of the same config measured and this one did not is kept too."""
+        before = self.find(values["config"])
+        if before is not None and not values.get("failed"):
+            values = {**values, "measures": {**before.measures, **values.get("measures", {})}}
+        path = self.folder / file_name(values["config"])
+        write_json(path, {"format": FORMAT, **values})
+        self.refresh()
+        return path
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        known = values["format"] <= FORMAT and isinstance(values["config"], dict)
+    except (OSError, ValueError, KeyError, TypeError):
+        raise InputError(f"{path} is no result of `xbm paper run`: mend it or take it away") from None
+    if not known:
+        raise InputError(f"{path} has format {values['format']}, this version reads up to {FORMAT}: upgrade xbm")
+    return values
