@@ -5,7 +5,7 @@ Nothing heavy is imported before a command runs, so that `xbm --help` answers at
 
 import typer
 
-from xbm.cli import datasets, demo, embed, evaluate, paper, prepare, presets, report, train
+from xbm.cli import datasets, demo, drift, embed, evaluate, paper, prepare, presets, report, train
 
 app = typer.Typer(
     name="xbm",
@@ -21,6 +21,7 @@ app.command()(evaluate.evaluate)
 app.command()(embed.embed)
 app.command()(report.report)
 app.command()(report.compare)
+app.command()(drift.drift)
 app.command()(presets.presets)
 app.command()(prepare.prepare)
 app.add_typer(datasets.app, name="datasets")

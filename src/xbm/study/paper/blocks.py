@@ -11,6 +11,12 @@ Block = Union[str, "Table", "Figure", "Pictures"]  # a plain string is a paragra
 NONE = "–"
 
 
+class Claim(str):
+    """A paragraph that says whether something the paper claims was found; the page begins with all of them."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True)
 class Table:
     """Cells of text; the first column is left-aligned, the others are figures."""

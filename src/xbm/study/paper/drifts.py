@@ -10,7 +10,7 @@ import numpy as np
 from xbm.study.classification import LOSS as CROSS_ENTROPY
 from xbm.study.paper import published
 from xbm.study.paper.arms import SCRATCH, contrastive, queue
-from xbm.study.paper.blocks import NONE, Block, Figure, Table
+from xbm.study.paper.blocks import NONE, Block, Claim, Figure, Table
 from xbm.study.paper.experiment import OFF, SMALL, Arm, Experiment, Setting
 from xbm.study.paper.record import Record
 from xbm.study.paper.study import Study
@@ -68,12 +68,15 @@ def draw_drift(data: str, studies: Sequence[Study]) -> list[Block]:
         )
         blocks.append(Figure(f"drift_{data}_{study.setting.trunk}", {"panels": panels}, caption))
         header = ["D, mean of a stretch", "Δt", "first tenth", "before the decay", "after the decay"]
-        rows = [row for label, record in found for row in _phases(label, record)]
-        blocks += [Table(header, rows), *(_stable(label, record) for label, record in found)]
+        rows = [row for label, record in found for row in phases(label, record)]
+        blocks += [
+            Table(header, rows),
+            *(_stable(f"{study.setting.where}, {label}", record) for label, record in found),
+        ]
     return [block for block in blocks if block]
 
 
-def _phases(label: str, record: Record) -> list[list[str]]:
+def phases(label: str, record: Record) -> list[list[str]]:
     rows = []
     decays = [at for at in record.config["optim.decay_at"] if at < record.values["iterations"]]
     for step in STEPS:
@@ -88,14 +91,14 @@ def _phases(label: str, record: Record) -> list[list[str]]:
     return rows
 
 
-def _stable(label: str, record: Record) -> str:
+def _stable(label: str, record: Record) -> Claim:
     """When large steps became small: the paper says within about 3,000 iterations from scratch."""
     x, y = record.curve("drift_100")
-    if len(y) < 4 or not label.startswith("from scratch"):
-        return ""
+    if len(y) < 4 or "from scratch" not in label:
+        return Claim()
     half = max(y) / 2
     over = [step for step, value in zip(x, y) if value > half]
-    return (
+    return Claim(
         f"{label}: D(Δt = 100) peaks at {max(y):.3g}, is above half of that last at iteration {over[-1]:.0f}, and ends at "
         f"{y[-1]:.3g} (the paper: stable within about {published.STABLE_AFTER:,} iterations)."
     )
@@ -126,8 +129,10 @@ def draw_lemma(data: str, studies: Sequence[Study]) -> list[Block]:
                 continue
             C = np.array(told["C"])
             below.append(
-                f"{arm.label}: C = σ_max² is {np.median(C):.3g} in the median of {len(C)} anchors ({C.min():.3g} to "
-                f"{C.max():.3g}); it is below 1, as the paper observed, for {(C < 1).sum()} of them."
+                Claim(
+                    f"{study.setting.where}, {arm.label}: C = σ_max² is {np.median(C):.3g} in the median of {len(C)} anchors "
+                    f"({C.min():.3g} to {C.max():.3g}); it is below 1, as the paper observed, for {(C < 1).sum()} of them."
+                )
             )
             lines: list[dict[str, Any]] = []
             for colour, (source, pairs) in enumerate(told["pairs"].items()):

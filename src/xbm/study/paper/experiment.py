@@ -37,6 +37,10 @@ class Setting:
     mini: bool = False  # a few iterations of each run, to see that everything works
 
     @property
+    def where(self) -> str:
+        return f"{self.data}, {self.trunk}"
+
+    @property
     def label(self) -> str:
         start = {"imagenet": "ImageNet", "none": "from scratch"}.get(self.weights, self.weights)
         return f"{self.data}, {self.trunk} ({start})"
@@ -65,8 +69,12 @@ def config_of(setting: Setting, settings: Mapping[str, Any]) -> Config:
     config = override(base(setting), settings)
     if not setting.mini:
         return config
-    least = {"optim.iterations": 30, "memory.start": min(8, config.memory.start), "batch.size": max(8, config.batch.size // 8)}
-    return override(config, {**least, "optim.decay_at": (20,), "log.every": 10, "log.checkpoint_every": 1000})
+    little = {
+        "data.resize": 16, "data.crop": 16, "optim.iterations": 24, "optim.decay_at": (20,), "memory.fill": False,
+        "memory.start": min(8, config.memory.start), "batch.size": max(8, config.batch.size // 8), "log.every": 10,
+        "log.checkpoint_every": 1000,
+    }  # fmt: skip
+    return override(config, little)
 
 
 @dataclass(frozen=True)
@@ -97,6 +105,7 @@ class Experiment:
         source: where it is in the paper.
         data: the data sets the paper has it for; those and others can be run.
         arms: for a setting.
+        elsewhere: whether it says something about data sets that the paper does not have it for.
         draw: what the page shows of it for one data set, given its studies, one a trunk; none where nothing was run.
     """
 
@@ -106,3 +115,7 @@ class Experiment:
     data: tuple[str, ...]
     arms: Callable[[Setting], Sequence[Arm]]
     draw: "Callable[[str, Sequence[Study]], list[Block]]"
+    elsewhere: bool = True
+
+    def suits(self, setting: Setting) -> bool:
+        return self.elsewhere or setting.mini or setting.data in self.data

@@ -5,10 +5,11 @@ from collections.abc import Sequence
 
 from xbm.study.paper import published
 from xbm.study.paper.arms import contrastive, loss_arms
-from xbm.study.paper.blocks import NONE, Block, Table, printed, seeds, spread
+from xbm.study.paper.blocks import NONE, Block, Claim, Table, printed, seeds, spread
 from xbm.study.paper.experiment import Arm, Experiment, Setting
 from xbm.study.paper.published import KS, Row
-from xbm.study.paper.study import Study, paired
+from xbm.study.paper.record import identity
+from xbm.study.paper.study import Choice, Spread, Study, paired
 
 Columns = list[tuple[str, int, str | None]]  # heading, K, protocol
 
@@ -63,7 +64,7 @@ def _paper_gain(label: str, paper: dict[str, Row]) -> str:
     return f"{row[0] - base[0]:+.1f}"
 
 
-def gain(study: Study, label: str):  # type: ignore[no-untyped-def]
+def gain(study: Study, label: str) -> Spread | None:
     """What memory adds, seed by seed; None where either side is missing."""
     arms = {arm.label: arm for arm in study.arms}
     base = label.removesuffix(" w/ M")
@@ -73,17 +74,18 @@ def gain(study: Study, label: str):  # type: ignore[no-untyped-def]
     return None if one is None or other is None else paired(one, other)
 
 
-def _verdict(study: Study, arm: Arm, paper: dict[str, Row]) -> str:
+def _verdict(study: Study, arm: Arm, paper: dict[str, Row]) -> Claim | None:
     found = gain(study, arm.label)
     if found is None or not len(found):
-        return ""
-    told = f"{study.setting.trunk}, {arm.label.removesuffix(' w/ M')}: the memory adds {spread(found, sign=True)} points"
+        return None
+    loss = arm.label.removesuffix(" w/ M")
+    told = f"{study.setting.where}, {loss}: the memory adds {spread(found, sign=True)} points"
     paper_gain = _paper_gain(arm.label, paper)
     beside = "" if paper_gain == NONE else f" (the paper, with GoogLeNet: {paper_gain})"
     if math.isnan(found.error):
-        return f"{told}{beside}; one seed, so nothing is known of its error."
+        return Claim(f"{told}{beside}; one seed, so nothing is known of its error.")
     clear = "more" if abs(found.mean) > 2 * found.error else "not more"
-    return f"{told}{beside}, {seeds(len(found))}; {clear} than two standard errors from 0."
+    return Claim(f"{told}{beside}, {seeds(len(found))}; {clear} than two standard errors from 0.")
 
 
 def _recalls(data: str, study: Study) -> Table:
@@ -98,7 +100,13 @@ def _recalls(data: str, study: Study) -> Table:
 
 def choices(study: Study) -> list[Block]:
     """Which learning rates were chosen, and by what: R@1 of every candidate on the held-out classes."""
-    found = {arm.label: choice for arm in study.arms if (choice := study.choice(arm)) is not None}
+    found: dict[str, Choice] = {}
+    shared: dict[str, str] = {}  # by the runs it was chosen by: arms that share them share the row
+    for arm in study.arms:
+        choice = study.choice(arm)
+        if choice is not None:
+            runs = str([identity(config) for config in study.choosing(arm)])
+            found.setdefault(shared.setdefault(runs, arm.label), choice)
     if not found:
         return []
     rates = next(iter(found.values())).rates
@@ -143,20 +151,21 @@ def draw_comparison(data: str, studies: Sequence[Study]) -> list[Block]:
 EXPERIMENTS = (
     Experiment(
         "table-1", "Each loss without and with memory, large data sets", "Table 1", ("sop", "inshop", "vehicleid"),
-        loss_arms, draw_losses,
+        loss_arms, draw_losses, elsewhere=False,
     ),
     Experiment(
         "s-table-3", "Each loss without and with memory, CUB and Cars", "supplementary, Table 3", ("cub", "cars"),
         loss_arms, draw_losses,
     ),
-    Experiment("table-3", "SOP, beside other work", "Table 3", ("sop",), _with_memory, draw_comparison),
-    Experiment("table-4", "In-shop, beside other work", "Table 4", ("inshop",), _with_memory, draw_comparison),
-    Experiment("table-5", "VehicleID, beside other work", "Table 5", ("vehicleid",), _with_memory, draw_comparison),
+    Experiment("table-3", "SOP, beside other work", "Table 3", ("sop",), _with_memory, draw_comparison, False),
+    Experiment("table-4", "In-shop, beside other work", "Table 4", ("inshop",), _with_memory, draw_comparison, False),
+    Experiment("table-5", "VehicleID, beside other work", "Table 5", ("vehicleid",), _with_memory, draw_comparison, False),
     Experiment(
-        "s-table-4", "CUB and Cars, beside other work", "supplementary, Table 4", ("cub", "cars"), _with_memory, draw_comparison
+        "s-table-4", "CUB and Cars, beside other work", "supplementary, Table 4", ("cub", "cars"), _with_memory,
+        draw_comparison, False,
     ),
     Experiment(
         "s-table-5", "DeepFashion2, beside other work", "supplementary, Table 5", ("deepfashion2",), _with_memory,
-        draw_comparison,
+        draw_comparison, False,
     ),
 )  # fmt: skip

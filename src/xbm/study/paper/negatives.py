@@ -10,7 +10,7 @@ import numpy as np
 from xbm.study.outliers import EDGES
 from xbm.study.paper import published
 from xbm.study.paper.arms import contrastive, loss_arms, queue
-from xbm.study.paper.blocks import Block, Figure, Pictures, Table, Tile, percent
+from xbm.study.paper.blocks import Block, Claim, Figure, Pictures, Table, Tile, percent
 from xbm.study.paper.experiment import Arm, Experiment, Setting
 from xbm.study.paper.study import Study
 
@@ -24,7 +24,8 @@ def _queue(setting: Setting) -> list[Arm]:
 
 def draw_valid(data: str, studies: Sequence[Study]) -> list[Block]:
     """Valid negatives per step from batch and memory, as they go."""
-    panels, rows = [], []
+    panels, rows, said = [], [], list[Claim]()
+    few, many = published.VALID_NEGATIVES
     for study in studies:
         (arm,) = _queue(study.setting)
         for record in study.runs(arm)[:1]:
@@ -42,13 +43,17 @@ def draw_valid(data: str, studies: Sequence[Study]) -> list[Block]:
                 {"title": study.setting.trunk, "x": "iteration", "y": "valid negatives", "y_log": True, "lines": lines}
             )
             rows.append(row)
+            said.append(
+                Claim(
+                    f"{study.setting.where}: {row[2]} valid negatives a step from the batch and {row[4]} from the memory in "
+                    f"the last quarter (the paper, SOP with GoogLeNet: fewer than {few} and about {many:,})."
+                )
+            )
     if not rows:
         return []
     caption = "Negatives with a non-zero gradient per iteration, contrastive with a queue of the whole training set."
     header = ["valid negatives per iteration", "batch, mean", "batch, last quarter", "memory, mean", "memory, last quarter"]
-    few, many = published.VALID_NEGATIVES
-    paper = f"The paper, SOP with GoogLeNet: fewer than {few} from the batch, about {many:,} from the memory."
-    return [Figure(f"valid-negatives_{data}", {"panels": panels}, caption), Table(header, rows), paper]
+    return [Figure(f"valid-negatives_{data}", {"panels": panels}, caption), Table(header, rows), *said]
 
 
 # ------------------------------------------------------------------ how losses weigh

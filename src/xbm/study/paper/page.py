@@ -7,8 +7,8 @@ from pathlib import Path
 
 from xbm.data.images import Dataset
 from xbm.study.paper import chart
-from xbm.study.paper.blocks import Block, Figure, Pictures, Table, listed
-from xbm.study.paper.experiment import SMALL, Experiment, Setting
+from xbm.study.paper.blocks import Block, Claim, Figure, Pictures, Table, listed
+from xbm.study.paper.experiment import SMALL, Setting
 from xbm.study.paper.record import NAMED, Record, Records
 from xbm.study.paper.registry import EXPERIMENTS
 from xbm.study.paper.study import Study
@@ -55,23 +55,35 @@ def make_page(records: Records, has_picture: Callable[[str], bool], mini: bool =
     parts = [HEAD.format(count=len(records))]
     figures: list[Figure] = []
     pictures: list[Pictures] = []
+    claims: list[str] = []
     for experiment in EXPERIMENTS.values():
         parts.append(f"## {experiment.title}\n\n{experiment.source} · `xbm paper run {experiment.name}`")
-        extra = [s.data for s in settings if s.data not in experiment.data]
+        extra = [s.data for s in settings if s.data not in experiment.data and experiment.suits(s)]
+        absent = []
         for data in dict.fromkeys((*experiment.data, *extra)):
             studies = [Study(experiment, setting, records) for setting in settings if setting.data == data]
             studies = [study for study in studies if any(study.runs(arm) for arm in study.arms)]
             if not studies and data not in experiment.data:
                 continue
-            blocks = experiment.draw(data, studies)
-            parts.append(f"### {data}\n\n{provenance(experiment, studies) if studies else f'{data}: {ABSENT}.'}")
+            blocks = [block for block in experiment.draw(data, studies) if block]
+            if not studies and not blocks:
+                absent.append(data)
+                continue
+            parts.append(f"### {data}\n\n{provenance(studies) if studies else f'{data}: {ABSENT}.'}")
             parts += [_written(block, has_picture) for block in blocks]
             figures += [block for block in blocks if isinstance(block, Figure)]
             pictures += [block for block in blocks if isinstance(block, Pictures)]
+            claims += [
+                f"- {block} ([{experiment.name}](#{_anchor(experiment.title)}))" for block in blocks if isinstance(block, Claim)
+            ]
+        if absent:
+            parts.append(f"{listed(absent)}: {ABSENT}.")
+    if claims:
+        parts.insert(1, "## In short\n\n" + "\n".join(claims))
     return Page("\n\n".join(part.strip() for part in parts) + "\n", figures, pictures)
 
 
-def provenance(experiment: Experiment, studies: list[Study]) -> str:
+def provenance(studies: list[Study]) -> str:
     """One sentence a trunk about what its runs are: data, weights, iterations, seeds, device, date."""
     said = []
     for study in studies:
@@ -91,6 +103,11 @@ def provenance(experiment: Experiment, studies: list[Study]) -> str:
             f"{len({id(run) for run in runs})} runs on {devices}; {when}."
         )
     return "\n".join(f"- {sentence}" for sentence in said)
+
+
+def _anchor(title: str) -> str:
+    """The name that a heading has as the target of a link."""
+    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
 
 
 def _written(block: Block, has_picture: Callable[[str], bool]) -> str:

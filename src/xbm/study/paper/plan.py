@@ -54,7 +54,7 @@ def plan(experiments: Sequence[Experiment], settings: Sequence[Setting], seeds: 
     seen: set[str] = set()
     for seed in range(seeds):  # outermost: if time runs out, every arm has as many seeds as the others
         for experiment in experiments:
-            for study in (Study(experiment, setting, records) for setting in settings):
+            for study in (Study(experiment, setting, records) for setting in settings if experiment.suits(setting)):
                 for arm in study.arms:
                     if seed >= (arm.seeds or seeds):
                         continue

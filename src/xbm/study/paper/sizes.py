@@ -5,7 +5,7 @@ from typing import Any
 
 from xbm.study.paper import published
 from xbm.study.paper.arms import LOSSES, sized
-from xbm.study.paper.blocks import NONE, Block, Figure, Table, spread
+from xbm.study.paper.blocks import NONE, Block, Claim, Figure, Table, spread
 from xbm.study.paper.experiment import Arm, Experiment, Setting
 from xbm.study.paper.losses import choices
 from xbm.study.paper.study import Spread, Study
@@ -87,8 +87,10 @@ def _claims(study: Study) -> list[Block]:
     if small is not None and large is not None:
         better = "beats" if small.mean > large.mean else "does not beat"
         said.append(
-            f"{study.setting.trunk}: batch size 16 with memory {better} batch size 256 without: {spread(small)} against "
-            f"{spread(large)} (the paper, SOP: {published.SMALL_BATCH_WINS[1]} against {published.SMALL_BATCH_WINS[0]})."
+            Claim(
+                f"{study.setting.where}: batch size 16 with memory {better} batch size 256 without: {spread(small)} against "
+                f"{spread(large)} (the paper, SOP: {published.SMALL_BATCH_WINS[1]} against {published.SMALL_BATCH_WINS[0]})."
+            )
         )
     grown = {}
     for ratio, name in ((0.0, "without"), (1.0, "with")):
@@ -97,7 +99,7 @@ def _claims(study: Study) -> list[Block]:
             points = f"{100 * (other.mean - one.mean):+.1f}".replace("-", "−")
             grown[name] = f"{points} points {name} memory (the paper, SOP: +{published.BATCH_GAIN[name]})"
     if grown:
-        said.append(f"{study.setting.trunk}: from batch size 16 to 256, R@1 changes by {' and '.join(grown.values())}.")
+        said.append(Claim(f"{study.setting.where}: from batch size 16 to 256, R@1 changes by {' and '.join(grown.values())}."))
     return said
 
 

@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from xbm.study.paper.experiment import config_of
 from xbm.study.paper.machine import Machine
 from xbm.study.paper.page import write_page
 from xbm.study.paper.plan import plan
@@ -15,27 +16,20 @@ GLYPHS = Machine({"glyphs": None}, {})
 MOST = 8  # processes: each loads torch
 
 
-def run_smoke(
-    out: Path, names: list[str] | None = None, jobs: int | None = None, tell: Callable[[str], None] = print
-) -> Outcome:
+def run_smoke(out: Path, names: list[str] | None = None, tell: Callable[[str], None] = print) -> Outcome:
     """Runs the experiments named, all of them by default, and writes their page; results and page stay under `out`.
 
     The glyphs are made once, before several processes want them.
     """
     from xbm.data.glyphs import read_glyphs
-    from xbm.train.presets import preset
 
-    glyphs = read_glyphs(size=preset("glyphs").data.resize)
+    settings = GLYPHS.settings(mini=True)
+    glyphs = read_glyphs(size=config_of(settings[0], {}).data.resize)
     chosen = [EXPERIMENTS[name] for name in names or EXPERIMENTS]
     records = Records(out / "results")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2
     outcome = run_all(
-        lambda: plan(chosen, GLYPHS.settings(mini=True), 1, records),
-        GLYPHS.place,
-        records,
-        out / "runs",
-        jobs or cores,
-        tell=tell,
+        lambda: plan(chosen, settings, 1, records), GLYPHS.place, records, out / "runs", min(cores, MOST), tell=tell
     )
     write_page(records, out, {"glyphs": glyphs}, mini=True)
     return outcome
