@@ -46,4 +46,6 @@ def sized(setting: Setting, loss: str, size: int, ratio: float, sampler: str = "
     usual = {"batch.size": 64, "batch.sampler": "pk", "memory.ratio": min(1.0, ratio * 1e9)}
     if setting.data == "glyphs":
         usual["batch.size"] = 32
-    return Arm(label, {**settings, **(OFF if ratio == 0 else {})}, choose={**usual, **(OFF if ratio == 0 else {})})
+    off = OFF if ratio == 0 else {}
+    chosen_as = f"{loss}, batch {usual['batch.size']}, pk, R_M = {1 if ratio else 0}"
+    return Arm(label, {**settings, **off}, {**usual, **off}, chosen_as)

@@ -51,7 +51,9 @@ def draw(data: Any) -> "Figure":
             axes.plot([low, high], [low, high], color="#777777", linewidth=1, linestyle="--", label="the bound")
         axes.set(title=panel["title"], xlabel=panel["x"], ylabel=panel["y"])
         if panel.get("x_log"):
-            axes.set_xscale("symlog", linthresh=panel["x_log"]) if panel["x_log"] < 1 else axes.set_xscale("log", base=2)
+            axes.set_xscale("symlog", linthresh=panel["x_log"]) if panel["x_log"] < 1 else axes.set_xscale(
+                "log", base=panel["x_log"]
+            )
         if panel.get("y_log"):
             axes.set_yscale("log")
         if panel.get("ticks"):

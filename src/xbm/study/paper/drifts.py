@@ -152,7 +152,7 @@ def draw_lemma(data: str, studies: Sequence[Study]) -> list[Block]:
             values = [v for line in lines for axis in ("x", "y") for v in line[axis]]
             if values:
                 ends = [min(values), max(values)]
-                axes = {"x": "C · ε", "y": "‖gradient error‖²", "y_log": True, "x_log": 2, "diagonal": ends}
+                axes = {"x": "C · ε", "y": "‖gradient error‖²", "y_log": True, "x_log": 10, "diagonal": ends}
                 panels.append({"title": arm.label, "lines": lines, **axes})
         if rows:
             caption = f"Lemma 1 pair by pair, {study.setting.label}: squared error of the gradient against its bound."

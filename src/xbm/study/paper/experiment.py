@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from xbm.train.config import Config, override
@@ -53,6 +54,7 @@ def setting_of(data: str, trunk: str | None = None, weights: str | None = None) 
     return Setting(data, trunk or "googlenet", weights or "imagenet")
 
 
+@cache
 def base(setting: Setting) -> Config:
     """The config that the arms of every experiment start from."""
     config = override(preset(setting.data, trunk=setting.trunk), {"model.weights": setting.weights, **RECIPE})
@@ -86,6 +88,7 @@ class Arm:
         settings: what it changes in the base config.
         choose: None takes the learning rate as the settings have it. Otherwise it is chosen on held-out training classes, with
             these settings on top: so arms that differ only in them share one choice.
+        chosen_as: what the row of that choice is called, where not `label`.
         measures: what is measured beyond training and scores, see `measures.py`.
         seeds: at most so many.
     """
@@ -93,6 +96,7 @@ class Arm:
     label: str
     settings: Mapping[str, Any]
     choose: Mapping[str, Any] | None = field(default_factory=dict)
+    chosen_as: str = ""
     measures: tuple[str, ...] = ()
     seeds: int | None = None
 

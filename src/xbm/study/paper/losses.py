@@ -106,7 +106,7 @@ def choices(study: Study) -> list[Block]:
         choice = study.choice(arm)
         if choice is not None:
             runs = str([identity(config) for config in study.choosing(arm)])
-            found.setdefault(shared.setdefault(runs, arm.label), choice)
+            found.setdefault(shared.setdefault(runs, arm.chosen_as or arm.label), choice)
     if not found:
         return []
     rates = next(iter(found.values())).rates

@@ -98,11 +98,16 @@ def provenance(studies: list[Study]) -> str:
         iterations = listed(
             [f"{n:,}" for n in sorted({run.values["iterations"] for run in runs if "iterations" in run.values})]
         )
+        which = f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
+        made = runs_of(len({id(run) for run in runs}))
         said.append(
-            f"{study.setting.trunk}, weights {weights}; {counts}; {iterations} iterations; seeds {', '.join(map(str, seeds))}; "
-            f"{len({id(run) for run in runs})} runs on {devices}; {when}."
+            f"{study.setting.trunk}, weights {weights}; {counts}; {iterations} iterations; {which}; {made}, {devices}; {when}."
         )
     return "\n".join(f"- {sentence}" for sentence in said)
+
+
+def runs_of(count: int) -> str:
+    return "one run" if count == 1 else f"{count} runs"
 
 
 def _anchor(title: str) -> str:

@@ -20,15 +20,26 @@ APART = {
     "preset", "recipe", "device", "data.root", "data.store", "data.feed", "data.skip_problems", "log.checkpoint_every",
     "log.evaluate_every", "log.wandb",
 }  # fmt: skip
+USUAL = flat(Config())
 NAMED = ("imagenet", "none")  # weights that are no file
 
 
 def identity(config: Config) -> dict[str, Any]:
     """The settings that a figure depends on, by full name; a file of weights by its bare name."""
     found = {name: _plain(value) for name, value in flat(config).items() if name not in APART}
+    for name in unused(config):
+        found[name] = _plain(USUAL[name])
     if found["model.weights"] not in NAMED:
         found["model.weights"] = Path(found["model.weights"]).name
     return found
+
+
+def unused(config: Config) -> list[str]:
+    """Settings that change nothing in this run: how a memory is kept that is not there, an α that is not used."""
+    if not config.memory.ratio:
+        return [name for name in flat(config) if name.startswith("memory.") and name != "memory.ratio"]
+    keyed = {"queue": ["memory.momentum", "memory.alpha"], "moving_average": ["memory.alpha"]}
+    return keyed.get(config.memory.update, [])
 
 
 def _plain(value: Any) -> Any:
@@ -98,6 +109,7 @@ class Records:
         self.folder = folder
         self._read: dict[str, tuple[int, Record]] = {}  # by file name, with the time it was written
         self._by_key: dict[str, Record] = {}
+        self._by_kind: dict[str, list[Record]] = {}  # runs that differ in their seed alone
         self.refresh()
 
     def refresh(self) -> None:
@@ -108,9 +120,20 @@ class Records:
             found[path.name] = known if known is not None and known[0] == stamp else (stamp, Record(_read(path)))
         self._read = found
         self._by_key = {key(record.config): record for _, record in found.values()}
+        self._by_kind = {}
+        for record in self._by_key.values():
+            self._by_kind.setdefault(key({**record.config, "seed": None}), []).append(record)
 
     def find(self, settings: Mapping[str, Any]) -> Record | None:
-        return self._by_key.get(key(settings))
+        return self.get(key(settings))
+
+    def get(self, which: str) -> Record | None:
+        """The run with that key, see `key`."""
+        return self._by_key.get(which)
+
+    def seeds(self, settings: Mapping[str, Any]) -> list[Record]:
+        """The runs with these settings whatever their seed, by seed."""
+        return sorted(self._by_kind.get(key({**settings, "seed": None}), []), key=lambda record: record.seed)
 
     def __iter__(self) -> Iterator[Record]:
         return iter(self._by_key.values())

@@ -17,7 +17,7 @@ SAMPLERS = {"pk": "PK", "shuffle": "random shuffle"}
 
 def figure_1_arms(setting: Setting) -> list[Arm]:
     losses = [sized(setting, loss, size, 0.0) for loss in LOSSES for size in SIZES]
-    return losses + [sized(setting, "contrastive", 16, ratio) for ratio in RATIOS]
+    return losses + [sized(setting, "contrastive", 16, ratio) for ratio in RATIOS if ratio]
 
 
 def batch_arms(setting: Setting) -> list[Arm]:

@@ -100,11 +100,7 @@ class Study:
     def runs(self, arm: Arm) -> list[Record]:
         """The finished runs of an arm, by seed."""
         config = self.config(arm, 0)
-        if config is None:
-            return []
-        wanted = {**identity(config), "seed": None}
-        found = [record for record in self.records if {**record.config, "seed": None} == wanted]
-        return sorted(found, key=lambda record: record.seed)
+        return [] if config is None else self.records.seeds(identity(config))
 
     def spread(self, arm: Arm, name: str = "recall@1", protocol: str | None = None) -> Spread | None:
         """The scores of an arm, or None where it has not run."""

@@ -41,7 +41,7 @@ def alpha_arms(setting: Setting) -> list[Arm]:
 def faster_arms(setting: Setting) -> list[Arm]:
     settings = queue(setting).settings
     return [
-        Arm(f"update ×{n}", {**settings, "memory.updates_per_step": n}, {"memory.updates_per_step": 1}, measures)
+        Arm(f"update ×{n}", {**settings, "memory.updates_per_step": n}, {"memory.updates_per_step": 1}, measures=measures)
         for n, measures in ((1, queue(setting).measures), (10, ()))
     ]
 
@@ -60,7 +60,8 @@ def trick_arms(setting: Setting) -> list[Arm]:
     for arm in contrastive(setting):
         for name, changes in TRICKS.items():
             label = arm.label if name == "plain" else f"{arm.label}, {name}"
-            arms.append(Arm(label, {**arm.settings, **changes}, arm.choose, arm.measures if name == "plain" else ()))
+            measures = arm.measures if name == "plain" else ()
+            arms.append(Arm(label, {**arm.settings, **changes}, arm.choose, measures=measures))
     return arms
 
 
