@@ -10,7 +10,8 @@ from xbm.train.config import Config
 
 CARS = Setting("cars", "efficientnet_lite0", "imagenet")
 SHARES = {
-    "anchors": 8, "hardest": 0.25, "very_hard": 0.5, "very_hard_count": 0.1, "effective": 4.0, "valid": 100.0, "bins": [0.05] * 20
+    "anchors": 8, "hardest": 0.25, "very_hard": 0.5, "very_hard_count": 0.1, "effective": 4.0, "valid": 100.0,
+    "bins": [0.05] * 20,
 }  # fmt: skip
 ROW = {"anchor": 1, "positive": 2, "batch": [[3, 0.4], [4, 0.3]], "memory": [[5, 0.9], [6, 0.8]], "above": 2}
 MEASURED: dict[str, Any] = {
@@ -45,8 +46,8 @@ def invented(task: Task, score: Callable[[Config], float] = recall) -> dict[str,
             "valid_negatives_batch": [30.0, 20.0, 10.0, 8.0], "valid_negatives_memory": [None, 2000.0, 1500.0, 1000.0],
         },
         "measures": {name: MEASURED[name] for name in task.measures}, "weights": {"name": config.model.weights},
-        "split": "held out" if config.data.holdout else "test", "precision": "bf16", "device": "NVIDIA H200", "date": "2026-01-31",
-        "wall_seconds": 40.0, "versions": {},
+        "split": "held out" if config.data.holdout else "test", "precision": "bf16", "device": "NVIDIA H200",
+        "date": "2026-01-31", "wall_seconds": 40.0, "versions": {},
     }  # fmt: skip
 
 

@@ -77,6 +77,11 @@ def test_files_of_other_processes_are_seen_after_a_refresh(tmp_path):
     assert len(one) == 1
 
 
+def test_a_file_that_is_being_written_is_left_alone(tmp_path):
+    (tmp_path / "cars.part.json").write_text("{")
+    assert len(Records(tmp_path)) == 0
+
+
 def test_scores_and_curves():
     values = {"config": {}, "scores": {"a": {"recall@1": 0.4}, "b": {"recall@1": 0.6}}}
     found = Record({**values, "curves": {"step": [0, 10, 20], "drift_10": [None, 0.2, 0.1]}})

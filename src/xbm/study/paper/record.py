@@ -13,7 +13,7 @@ from typing import Any
 
 from xbm.errors import InputError
 from xbm.train.config import Config, flat
-from xbm.train.finish import write_json
+from xbm.train.files import replacing
 
 FORMAT = 1
 APART = {
@@ -115,6 +115,8 @@ class Records:
     def refresh(self) -> None:
         found = {}
         for path in sorted(self.folder.glob("*.json")):
+            if path.name.endswith(".part.json"):  # another process is writing it
+                continue
             stamp = path.stat().st_mtime_ns
             known = self._read.get(path.name)
             found[path.name] = known if known is not None and known[0] == stamp else (stamp, Record(_read(path)))
@@ -143,11 +145,15 @@ class Records:
 
     def write(self, values: Mapping[str, Any]) -> Path:
         """Keeps a finished run; what an earlier run of the same config measured and this one did not is kept too."""
+        values = {name: value for name, value in values.items() if name != "format"}
         before = self.find(values["config"])
         if before is not None and not values.get("failed"):
             values = {**values, "measures": {**before.measures, **values.get("measures", {})}}
         path = self.folder / file_name(values["config"])
-        write_json(path, {"format": FORMAT, **values})
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lines = [f"{json.dumps(name)}: {json.dumps(value, ensure_ascii=False)}" for name, value in values.items()]
+        with replacing(path) as beside:  # a line a part: short to read, and a change of one shows as one
+            beside.write_text("{\n" + ",\n".join([f'"format": {FORMAT}', *lines]) + "\n}\n", encoding="utf-8")
         self.refresh()
         return path
 

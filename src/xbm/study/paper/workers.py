@@ -115,10 +115,13 @@ def estimate(task: Task, records: Records) -> float:
     """Seconds that a run will take, by the slowest of those like it; 0 where there is none yet."""
     settings = identity(task.config)
     like = ("data.name", "model.trunk", "batch.size", "memory.updates_per_step")
+    long = "lemma" in task.measures
     found = [
         record.values["wall_seconds"] * max(1.0, task.config.optim.iterations / record.values["iterations"])
         for record in records
-        if record.values.get("iterations") and all(record.config[name] == settings[name] for name in like)
+        if record.values.get("iterations")
+        and (long or "lemma" not in record.measures)
+        and all(record.config[name] == settings[name] for name in like)
     ]
     return max(found, default=0.0)
 
