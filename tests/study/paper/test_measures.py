@@ -1,5 +1,7 @@
 """What is measured is tested where it is defined and, on real runs, in test_work.py; here are the names and the stops."""
 
+import json
+
 import pytest
 
 from xbm.errors import InputError
@@ -34,6 +36,7 @@ def test_cost_is_the_difference_of_a_long_run_and_a_short_one(tmp_path, monkeypa
         return {"seconds_per_iteration": (5 + 0.02 * n) / n, "peak_memory_bytes": 7}
 
     monkeypatch.setattr("xbm.train.loop.train", train)
+    (tmp_path / "result.json").write_text(json.dumps(train(override(CONFIG, {"optim.iterations": 600}), None, True)))
     found = cost(override(CONFIG, {"optim.iterations": 600}), tmp_path)
     assert found == {"seconds_per_iteration": pytest.approx(0.02), "peak_memory_bytes": 7}
     assert set(measures.MEASURES) == {"lemma", "outliers", "mined", "retrieved", "cost"}

@@ -87,7 +87,7 @@ def go(crew, each, jobs=1, seeds=1, **more) -> tuple[Outcome, Records, list[str]
 def test_all_runs_are_made_choosing_before_scoring(crew):
     outcome, records, said = go(crew, experiment(2, choose={}), seeds=2)
     assert outcome == Outcome(3 * 2 + 2 * 2, {}, 0) and len(records) == 10
-    assert "held-out" in said[0] and "held-out" not in said[-1] and said[-1].startswith("10 made, 0 to go")
+    assert "held-out" in said[0] and "held-out" not in said[-1] and said[-1].startswith("10 made, 0 to go, about 0 s")
     assert go(crew, experiment(2, choose={}), seeds=2)[0].made == 0  # all there: nothing is made again
 
 
@@ -117,6 +117,14 @@ def test_a_run_that_would_not_end_in_time_is_not_begun(crew):
     outcome, records, _ = go(crew, same, budget=30)
     assert outcome.made == 1 and outcome.left == 1 and len(records) == 1
     assert go(crew, same, budget=300)[0] == Outcome(1, {}, 0)
+
+
+def test_a_long_silence_is_broken_by_how_far_the_runs_are(crew, monkeypatch):
+    monkeypatch.setattr(workers, "SILENCE", 0.01)
+    monkeypatch.setattr(workers, "PATIENCE", 0.02)
+    crew.seconds = 0.1
+    said = go(crew, experiment(1))[2]
+    assert said[0].startswith("running · cars_efficientnet_lite0_contrastive_queue_seed0_") and said[0].endswith(" 0/2000")
 
 
 def test_when_time_is_up_what_runs_is_stopped(crew, monkeypatch):

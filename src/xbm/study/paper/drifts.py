@@ -66,7 +66,7 @@ def draw_drift(data: str, studies: Sequence[Study]) -> list[Block]:
             f"{study.setting.label}. Dotted: the learning rate falls to a tenth. Classification shows the normalised features "
             "of the pooling layer."
         )
-        blocks.append(Figure(f"drift_{data}_{study.setting.trunk}", {"panels": panels}, caption))
+        blocks.append(Figure(f"drift_{study.setting.slug}", {"panels": panels}, caption))
         header = ["D, mean of a stretch", "Δt", "first tenth", "before the decay", "after the decay"]
         rows = [row for label, record in found for row in phases(label, record)]
         blocks += [
@@ -156,7 +156,7 @@ def draw_lemma(data: str, studies: Sequence[Study]) -> list[Block]:
                 panels.append({"title": arm.label, "lines": lines, **axes})
         if rows:
             caption = f"Lemma 1 pair by pair, {study.setting.label}: squared error of the gradient against its bound."
-            drawn = Figure(f"lemma-1_{data}_{study.setting.trunk}", {"panels": panels}, caption)
+            drawn = Figure(f"lemma-1_{study.setting.slug}", {"panels": panels}, caption)
             header = ["", "pairs", "mean ε", "mean error²", "mean C · ε", "error² / bound, median", "bound holds"]
             blocks += [drawn, Table(header, rows), *below]
     return blocks

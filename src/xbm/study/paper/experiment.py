@@ -3,8 +3,10 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from xbm.study.paper.record import NAMED
 from xbm.train.config import Config, override
 from xbm.train.presets import preset
 
@@ -40,6 +42,12 @@ class Setting:
     @property
     def where(self) -> str:
         return f"{self.data}, {self.trunk}"
+
+    @property
+    def slug(self) -> str:
+        """For the names of files."""
+        weights = "" if self.weights in NAMED else f"_{Path(self.weights).stem}"
+        return f"{self.data}_{self.trunk}{weights}".replace("/", "-")
 
     @property
     def label(self) -> str:

@@ -1,5 +1,6 @@
 """What is measured on a finished run beyond its scores: by name, from its folder, as values a JSON file can hold."""
 
+import json
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -117,17 +118,16 @@ def found(config: Config, folder: Path) -> dict[str, Any]:
 
 
 def cost(config: Config, folder: Path) -> dict[str, Any]:
-    """Seconds an iteration once everything is warm: the difference between a long run and a short one."""
+    """Seconds an iteration once everything is warm: the difference between the run and one of a sixth of its length."""
     from xbm.train.loop import train
 
     end = config.optim.iterations
-    elapsed = {}
-    for stop in (end // 6, end):
-        with tempfile.TemporaryDirectory() as other:
-            result = train(override(config, {"optim.iterations": stop}), Path(other) / "run", quiet=True)
-        elapsed[stop] = stop * (result["seconds_per_iteration"] or float("nan"))
-    seconds = (elapsed[end] - elapsed[end // 6]) / (end - end // 6)
-    return {"seconds_per_iteration": _digits(seconds), "peak_memory_bytes": result.get("peak_memory_bytes")}
+    short = end // 6
+    long_run = json.loads((folder / "result.json").read_text())
+    with tempfile.TemporaryDirectory() as other:
+        short_run = train(override(config, {"optim.iterations": short}), Path(other) / "run", quiet=True)
+    elapsed = end * long_run["seconds_per_iteration"] - short * short_run["seconds_per_iteration"]
+    return {"seconds_per_iteration": _digits(elapsed / (end - short)), "peak_memory_bytes": long_run["peak_memory_bytes"]}
 
 
 def _digits(value: float) -> float:

@@ -120,7 +120,7 @@ def draw_mined(data: str, studies: Sequence[Study]) -> list[Block]:
                 "batch. Purple: those of the memory. Anchors drawn at random."
             )
             if rows:
-                blocks.append(Pictures(f"mined-{kind}_{data}_{study.setting.trunk}", data, rows, caption))
+                blocks.append(Pictures(f"mined-{kind}_{study.setting.slug}", data, rows, caption))
             else:
                 blocks.append(f"{study.setting.trunk}, {kind}: no anchor of the batch had such negatives.")
     return blocks
@@ -158,7 +158,7 @@ def draw_retrieved(data: str, studies: Sequence[Study]) -> list[Block]:
                 f"{study.setting.label}. Green: of the query's class. Purple: of another. The first such queries of the draw."
             )
             if rows:
-                blocks.append(Pictures(f"retrieved-{kind}_{data}_{study.setting.trunk}", data, rows, caption))
+                blocks.append(Pictures(f"retrieved-{kind}_{study.setting.slug}", data, rows, caption))
     return blocks
 
 

@@ -41,7 +41,7 @@ def draw_figure_1(data: str, studies: Sequence[Study]) -> list[Block]:
         drawn = {"panels": [panel for panel in panels if panel["lines"]]}
         if drawn["panels"]:
             caption = f"R@1 against batch size and memory ratio, {study.setting.label}."
-            blocks.append(Figure(f"figure-1_{data}_{study.setting.trunk}", drawn, caption))
+            blocks.append(Figure(f"figure-1_{study.setting.slug}", drawn, caption))
     blocks += [
         _size_table(studies, [(loss, lambda s, size, loss=loss: sized(s, loss, size, 0.0)) for loss in LOSSES], "no memory"),
         _ratio_table(studies),
@@ -64,7 +64,7 @@ def draw_batch_size(data: str, studies: Sequence[Study]) -> list[Block]:
         panel = _panel(study.setting.trunk, "batch size", lines, x_log=2, ticks=list(SIZES))
         if panel["lines"]:
             caption = f"R@1 of contrastive against batch size, {study.setting.label}."
-            blocks.append(Figure(f"batch-size_{data}_{study.setting.trunk}", {"panels": [panel]}, caption))
+            blocks.append(Figure(f"batch-size_{study.setting.slug}", {"panels": [panel]}, caption))
     rows = [
         (
             f"{'R_M = 1' if ratio else 'no memory'}, {SAMPLERS[sampler]}",

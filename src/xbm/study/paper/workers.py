@@ -21,9 +21,11 @@ from xbm.errors import InputError
 from xbm.study.paper.plan import Plan, Task
 from xbm.study.paper.record import Records, file_name, identity
 from xbm.train.config import Config, from_dict, to_dict
+from xbm.train.metrics import read_metrics
 
 MARGIN = 1.1  # an estimate is this much too short, to be safe
 PATIENCE = 2.0  # seconds between two looks at the clock
+SILENCE = 30.0  # seconds after which a line says how far the runs are
 
 
 @dataclass
@@ -64,7 +66,7 @@ def run_all(
     """
     begun = time.monotonic()
     made, failed = 0, dict[str, str]()
-    plan = planned()
+    plan, told = planned(), begun
     with _workers(jobs, runs, records.folder) as workers:
         while True:
             busy = [w for w in workers if w.task is not None]
@@ -86,6 +88,9 @@ def run_all(
                     f"the budget of {budget:.0f} s is spent: {len(busy)} runs are stopped and will go on from their checkpoints"
                 )
                 return Outcome(made, failed, len(ready) + len(busy) + plan.waiting)
+            if time.monotonic() - told > SILENCE:
+                told = time.monotonic()
+                tell("running · " + " · ".join(_where(w, runs) for w in busy))
             wait([w.pipe for w in busy] + [w.process.sentinel for w in busy], timeout=max(0.0, min(PATIENCE, left)))
             for worker in busy:
                 said = _heard(worker)
@@ -101,7 +106,9 @@ def run_all(
                     records.refresh()
                     record = records.find(identity(worker.task.config))
                     shown = "" if record is None else _shown(record.values, record.score())
-                    tell(f"{made} made, {len(ready) + plan.waiting} to go · {name}{shown} · {spent:.0f} s")
+                    to_go = len(ready) + plan.waiting + len(busy) - 1
+                    rest = (time.monotonic() - begun) / made * to_go
+                    tell(f"{made} made, {to_go} to go, about {rest:.0f} s · {name}{shown} · {spent:.0f} s")
                 worker.task = None
                 plan = planned()
 
@@ -142,6 +149,15 @@ def _heard(worker: Worker) -> dict[str, Any] | None:
 
 def _named(task: Task) -> str:
     return file_name(identity(task.config)).removesuffix(".json")
+
+
+def _where(worker: Worker, runs: Path) -> str:
+    """How far a run is, by the last line of its metrics."""
+    assert worker.task is not None
+    file = runs / _named(worker.task) / "metrics.csv"
+    rows = read_metrics(file) if file.exists() else []
+    done, total = int(rows[-1]["step"]) + 1 if rows else 0, worker.task.config.optim.iterations
+    return f"{_named(worker.task)} {done}/{total}"
 
 
 def _shown(values: Any, recall: float) -> str:
