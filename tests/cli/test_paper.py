@@ -1,3 +1,6 @@
+import subprocess
+import sys
+
 import pytest
 
 from tiny import xbm
@@ -66,3 +69,15 @@ def test_the_report_is_written(tmp_path):
 def test_help_shows_an_example(name):
     code, out, _ = xbm("paper", name, "--help")
     assert code == 0 and "Example" in out and f"xbm paper {name}" in out.replace("\n", " ")
+
+
+def test_a_machine_without_pyarrow_and_faiss_can_run_experiments():
+    """What trains and scores must not ask for what only other commands need."""
+    script = """
+import sys
+for name in ("pyarrow", "faiss"):
+    sys.modules[name] = None  # an import of it fails
+import xbm.cli.paper, xbm.study.paper.machine, xbm.study.paper.measures, xbm.study.paper.page
+import xbm.study.paper.smoke, xbm.study.paper.work, xbm.study.classification, xbm.train.loop, xbm.data.stored, xbm.data.benchmarks
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)

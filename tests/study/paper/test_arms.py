@@ -23,6 +23,8 @@ def test_a_queue_of_the_whole_set_is_batch_64_at_ratio_1():
     assert identity(config_of(CARS, queue(CARS).settings)) == identity(
         config_of(CARS, sized(CARS, "contrastive", 64, 1.0).settings)
     )
+    full = sized(CARS, "contrastive", 64, 1.0)
+    assert full.measures == queue(CARS).measures and sized(CARS, "contrastive", 32, 1.0).measures == ()
     off = sized(CARS, "contrastive", 64, 0.0)
     assert identity(config_of(CARS, off.settings)) == identity(config_of(CARS, contrastive(CARS)[0].settings))
 

@@ -63,7 +63,7 @@ def test_the_lemma_is_told_pair_by_pair(study):
     """Two anchors with C 0.5 and 4, ε 0.1 and 0.2: bounds 0.05 and 0.8; errors 0.01 and 0.9."""
     figure, table, *said = draw_lemma("cars", [study("lemma-1")])
     assert table.rows[0][1:] == ["2", "0.15", "0.455", "0.425", "0.66", "50.0 %"]
-    assert "below 1, as the paper observed, for 1 of them" in said[0] and isinstance(said[0], Claim)
+    assert "within C · ε for 50.0 % of the pairs" in said[0] and "for 1 of them" in said[0] and isinstance(said[0], Claim)
     assert figure.data["panels"][0]["lines"][0]["x"] == [0.05, 0.8] and figure.data["panels"][0]["diagonal"] == [0.01, 0.9]
 
 

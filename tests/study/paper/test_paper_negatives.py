@@ -25,7 +25,8 @@ def test_valid_negatives_from_batch_and_memory(drawn):
 
 
 def test_weights_are_compared_on_the_same_pairs(drawn):
-    figure, table, _ = drawn("ms-outliers")
+    figure, table, _, said = drawn("ms-outliers")
+    assert "multi-similarity gives the hardest one 75.0 %, contrastive 25.0 %" in said
     assert isinstance(figure, Figure) and len(figure.data["panels"]) == 2
     assert table.rows[0][1:] == ["100", "4.0", "25.0", "50.0", "10.0"] and table.rows[1][3] == "75.0"
     assert not any("triplet" in row[0] for row in table.rows)  # it had no anchor to tell about
@@ -48,6 +49,7 @@ def test_where_both_fail_is_shown_and_all_outcomes_are_counted(drawn):
     )
     assert isinstance(fails, Pictures) and len(fails.rows) == 4  # two queries, without and with
     assert fails.rows[0][0].image == 7 and [tile.frame for tile in fails.rows[0]] == ["anchor", "wrong", "right"]
+    assert fails.rows[0][2].words == "0.80 right" and fails.rows[0][1].words == "0.90"
     assert [row[0].words for row in fails.rows[:2]] == ["without", "with"]
 
 

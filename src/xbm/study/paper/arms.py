@@ -6,7 +6,7 @@ from xbm.study.paper.experiment import AVERAGE, OFF, QUEUE, SMALL, Arm, Setting
 
 LOSSES = {"contrastive": "contrastive", "triplet": "triplet", "MS": "multi_similarity"}
 SUMMED = {"loss.reduction": "sum"}
-SCRATCH = {"model.weights": "none", "optim.iterations": 5000, "optim.decay_at": (4000,)}
+SCRATCH = {"model.weights": "none", "optim.iterations": 6000, "optim.decay_at": (4500,)}
 FULL = {**QUEUE, "memory.ratio": 1.0}  # the paper's R_M = 1
 
 
@@ -43,9 +43,10 @@ def sized(setting: Setting, loss: str, size: int, ratio: float, sampler: str = "
     """A loss at some batch size and memory ratio. The learning rate is the one chosen at batch size 64, PK, R_M 0 or 1."""
     label = f"{loss}, batch {size}, {sampler}, R_M = {ratio:g}"
     settings = {"loss.name": LOSSES[loss], **QUEUE, "memory.ratio": ratio, "batch.size": size, "batch.sampler": sampler}
-    usual = {"batch.size": 64, "batch.sampler": "pk", "memory.ratio": min(1.0, ratio * 1e9)}
+    usual: dict[str, Any] = {"batch.size": 64, "batch.sampler": "pk", "memory.ratio": min(1.0, ratio * 1e9)}
     if setting.data == "glyphs":
         usual["batch.size"] = 32
     off = OFF if ratio == 0 else {}
     chosen_as = f"{loss}, batch {usual['batch.size']}, pk, R_M = {1 if ratio else 0}"
-    return Arm(label, {**settings, **off}, {**usual, **off}, chosen_as)
+    is_queue = (loss, size, ratio, sampler) == ("contrastive", usual["batch.size"], 1.0, "pk")
+    return Arm(label, {**settings, **off}, {**usual, **off}, chosen_as, queue(setting).measures if is_queue else ())

@@ -39,7 +39,7 @@ def draw(data: Any) -> "Figure":
     from matplotlib.figure import Figure
 
     panels = data["panels"]
-    columns = min(3, len(panels))
+    columns = 2 if len(panels) == 4 else min(3, len(panels))
     rows = -(-len(panels) // columns)
     figure = Figure(figsize=(0.6 + 3.5 * columns, 3.0 * rows), layout="constrained")
     for k, panel in enumerate(panels):

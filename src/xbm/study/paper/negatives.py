@@ -65,13 +65,21 @@ def _weighed(setting: Setting) -> list[Arm]:
 
 def draw_outliers(data: str, studies: Sequence[Study]) -> list[Block]:
     """How the three losses would weigh the same negatives of one trained model's memory."""
-    rows, panels = [], []
+    rows, panels, said = [], [], list[Claim]()
     middles = [round((a + b) / 2, 3) for a, b in pairwise(EDGES)]
     for study in studies:
         for arm in study.arms:
             told = _measured(study, arm, "outliers")
             if told is None:
                 continue
+            shares = {loss: found["hardest"] for loss, found in told.items() if found.get("anchors")}
+            if arm.label.startswith("MS") and {"contrastive", "multi_similarity"} <= shares.keys():
+                said.append(
+                    Claim(
+                        f"{study.setting.where}, {arm.label}: of an anchor's negatives' weight, multi-similarity gives the "
+                        f"hardest one {percent(shares['multi_similarity'])} %, contrastive {percent(shares['contrastive'])} %."
+                    )
+                )
             lines = []
             for loss, found in told.items():
                 if not found.get("anchors"):
@@ -97,7 +105,7 @@ def draw_outliers(data: str, studies: Sequence[Study]) -> list[Block]:
         "The paper says that multi-similarity gains less from the memory because it weighs extremely hard negatives, possible "
         "outliers, heavily. “Negatives that count” is e to the entropy of the weights: with equal weights it is their number."
     )
-    return [Figure(f"ms-outliers_{data}", {"panels": panels}, caption), Table(header, rows), told_text]
+    return [Figure(f"ms-outliers_{data}", {"panels": panels}, caption), Table(header, rows), told_text, *said]
 
 
 # ------------------------------------------------------------------ pictures
@@ -170,7 +178,8 @@ def _measured(study: Study, arm: Arm, name: str) -> Any:
 def _found_row(told: dict[str, Any], k: int, name: str) -> list[Tile]:
     near = zip(told["neighbours"][k], told["right"][k], told["similarities"][k])
     query = Tile("query", told["queries"][k], "anchor", name)
-    return [query, *(Tile("gallery", image, "right" if ok else "wrong", f"{s:.2f}") for image, ok, s in near)]
+    marked = [("right", f"{s:.2f} right") if ok else ("wrong", f"{s:.2f}") for _, ok, s in near]  # not by colour alone
+    return [query, *(Tile("gallery", image, *mark) for image, mark in zip(told["neighbours"][k], marked))]
 
 
 EXPERIMENTS = (
