@@ -78,6 +78,7 @@ import sys
 for name in ("pyarrow", "faiss"):
     sys.modules[name] = None  # an import of it fails
 import xbm.cli.paper, xbm.study.paper.machine, xbm.study.paper.measures, xbm.study.paper.page
-import xbm.study.paper.smoke, xbm.study.paper.work, xbm.study.classification, xbm.train.loop, xbm.data.stored, xbm.data.benchmarks
+import xbm.study.paper.smoke, xbm.study.paper.work, xbm.study.classification
+import xbm.train.loop, xbm.data.stored, xbm.data.benchmarks
 """
     subprocess.run([sys.executable, "-c", script], check=True)
