@@ -67,7 +67,7 @@ class Crew:
 
 
 def experiment(arms: int, choose=None, measures=()) -> Experiment:
-    made = [Arm(f"{k}", {"batch.size": 4 * (k + 1)}, choose, measures=measures if k == 0 else ()) for k in range(arms)]
+    made = [Arm(f"{k}", {"batch.size": 4 * (k + 1)}, choose, measures=measures if k == arms // 2 else ()) for k in range(arms)]
     return Experiment("x", "", "", ("cars",), lambda setting: made, lambda data, studies: [])
 
 
