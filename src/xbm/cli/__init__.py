@@ -5,7 +5,22 @@ Nothing heavy is imported before a command runs, so that `xbm --help` answers at
 
 import typer
 
-from xbm.cli import datasets, demo, embed, evaluate, export, index, prepare, presets, report, search, serve, train
+from xbm.cli import (
+    datasets,
+    demo,
+    drift,
+    embed,
+    evaluate,
+    export,
+    index,
+    paper,
+    prepare,
+    presets,
+    report,
+    search,
+    serve,
+    train,
+)
 
 app = typer.Typer(
     name="xbm",
@@ -25,6 +40,8 @@ app.command()(serve.serve)
 app.command()(export.export)
 app.command()(report.report)
 app.command()(report.compare)
+app.command()(drift.drift)
 app.command()(presets.presets)
 app.command()(prepare.prepare)
 app.add_typer(datasets.app, name="datasets")
+app.add_typer(paper.app, name="paper")

@@ -21,14 +21,18 @@ def prepare(
 ) -> None:
     """Decode and resize all images once into a store that training reads without decoding.
 
+    The folder is then a data set of its own: `--store` works without the images beside it.
+
     Stopped half-way it goes on where it was; run again after images have changed it makes only those anew.
 
     Example: `xbm prepare cars --root ~/data/cars --out ~/data/cars-store`, or `xbm prepare ./photos --out ./photos-store`
     """
     from xbm.data import store
     from xbm.data.check import parts
+    from xbm.data.stored import folder_of, write_outline
 
-    sets = {name.replace(" ", "-"): images for name, images in parts(_read(data, root)).items()}
+    dataset = _read(data, root)
+    sets = {folder_of(name): images for name, images in parts(dataset).items()}
     count = sum(len(images) for images in sets.values())
     needed = sum(store.to_write(images, out / name, resize, mode) for name, images in sets.items())
     typer.echo(f"{count:,} images in {len(sets)} sets: about {needed / 1e9:.2f} GB to write to {out}")
@@ -36,6 +40,7 @@ def prepare(
     for name, images in sets.items():
         store.prepare(images, out / name, resize, mode, workers)
         typer.echo(f"{out / name}: {len(images):,} images")
+    write_outline(dataset, out)
 
 
 def _read(data: str, root: Path | None) -> "Dataset":

@@ -46,7 +46,11 @@ class EmbeddingModel(nn.Module):
         Returns:
             (B, D) float32 under autocast too, rows of unit length.
         """
-        return F.normalize(self.head(self._pool(images)).float())
+        return F.normalize(self.logits(images).float())
+
+    def logits(self, images: Tensor) -> Tensor:
+        """What the head answers, of any length: class scores where the head is trained to classify.  # (B, D)"""
+        return self.head(self._pool(images))
 
     def pooled(self, images: Tensor) -> Tensor:
         """What the head receives, on the unit sphere: the supplementary's drift study looks here.  # (B, width) float32"""

@@ -26,6 +26,10 @@ def read_data(data: Data, split: Path | None = None) -> Dataset:
         return read_glyphs(size=data.resize)
     if data.name != "own" and data.name not in BENCHMARKS:
         raise unknown("data set", data.name, ["glyphs", "own", *BENCHMARKS])
+    if data.root is None and data.store is not None:
+        from xbm.data.stored import read_stored
+
+        return read_stored(Path(data.store))
     if data.root is None:
         option = "--data DIR" if data.name == "own" else "--root DIR"
         raise InputError(f"{data.name} needs to know where its images are: give {option} (data.root)")
@@ -102,6 +106,10 @@ def hold_out(dataset: Dataset, share: float) -> Dataset:
 
 def store_of(images: ImageSet, data: Data) -> Store:
     """The stored pixels of a set, or of a part of a stored set: held-out classes and broken images are left out."""
+    from xbm.data.stored import StoredSet
+
+    if isinstance(images, StoredSet) and images.store is not None:
+        return images.store
     path = Path(data.store or "")
     if data.holdout or data.skip_problems:
         from xbm.data.check import parts

@@ -50,6 +50,7 @@ def score(job: Job, kept: dict[int, Tensor] | None = None) -> dict[str, dict[str
 
 def finish(job: Job, console: Console) -> dict[str, Any]:
     """Scores the finished run, writes `result.json` and `examples.npz`, and returns the figures."""
+    peak = torch.cuda.max_memory_allocated(job.device) if job.device.type == "cuda" else None  # of training alone
     console.say("scoring " + ", ".join(protocol.name for protocol in job.dataset.protocols))
     kept: dict[int, Tensor] = {}
     scores = score(job, kept)
@@ -63,6 +64,7 @@ def finish(job: Job, console: Console) -> dict[str, Any]:
         "iterations": job.config.optim.iterations,
         "seed": job.config.seed,
         "seconds_per_iteration": 1 / console.speed if console.speed > 0 else None,
+        "peak_memory_bytes": peak,
         "notes": [list(note) for note in job.watch.notes],
         "data": {
             "name": job.dataset.name,

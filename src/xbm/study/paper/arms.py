@@ -1,0 +1,52 @@
+"""Arms that several experiments share. One definition each: what is run and measured for one is there for the others."""
+
+from typing import Any
+
+from xbm.study.paper.experiment import AVERAGE, OFF, QUEUE, SMALL, Arm, Setting
+
+LOSSES = {"contrastive": "contrastive", "triplet": "triplet", "MS": "multi_similarity"}
+SUMMED = {"loss.reduction": "sum"}
+SCRATCH = {"model.weights": "none", "optim.iterations": 6000, "optim.decay_at": (4500,)}
+FULL = {**QUEUE, "memory.ratio": 1.0}  # the paper's R_M = 1
+
+
+def memory_of(setting: Setting) -> dict[str, Any]:
+    """The memory of the paper's "w/ M" rows: Table 7 gives m = 0.9 for CUB and Cars, a queue for the others."""
+    return AVERAGE if setting.data in ("cub", "cars") else QUEUE
+
+
+def loss_arms(setting: Setting) -> list[Arm]:
+    """Each loss without and with memory. Small nets from scratch average over pairs, and have the paper's sum beside it."""
+    kinds = [(label, {"loss.name": name}) for label, name in LOSSES.items()]
+    if setting.data in SMALL:
+        kinds.insert(1, ("contrastive, summed", {"loss.name": "contrastive", **SUMMED}))
+    arms = []
+    for label, loss in kinds:
+        measured = {"contrastive": ("retrieved", "outliers"), "MS": ("outliers",)}.get(label, ())
+        arms.append(Arm(label, {**loss, **OFF}, measures=("retrieved",) if label == "contrastive" else ()))
+        arms.append(Arm(f"{label} w/ M", {**loss, **memory_of(setting)}, measures=measured))
+    return arms
+
+
+def contrastive(setting: Setting) -> tuple[Arm, Arm]:
+    """Contrastive without and with memory."""
+    arms = {arm.label: arm for arm in loss_arms(setting)}
+    return arms["contrastive"], arms["contrastive w/ M"]
+
+
+def queue(setting: Setting) -> Arm:
+    """Contrastive with a queue of the whole training set: what is looked at for drift, negatives and Lemma 1."""
+    return Arm("contrastive, queue R_M = 1", {"loss.name": "contrastive", **FULL}, measures=("lemma", "mined"))
+
+
+def sized(setting: Setting, loss: str, size: int, ratio: float, sampler: str = "pk") -> Arm:
+    """A loss at some batch size and memory ratio. The learning rate is the one chosen at batch size 64, PK, R_M 0 or 1."""
+    label = f"{loss}, batch {size}, {sampler}, R_M = {ratio:g}"
+    settings = {"loss.name": LOSSES[loss], **QUEUE, "memory.ratio": ratio, "batch.size": size, "batch.sampler": sampler}
+    usual: dict[str, Any] = {"batch.size": 64, "batch.sampler": "pk", "memory.ratio": min(1.0, ratio * 1e9)}
+    if setting.data == "glyphs":
+        usual["batch.size"] = 32
+    off = OFF if ratio == 0 else {}
+    chosen_as = f"{loss}, batch {usual['batch.size']}, pk, R_M = {1 if ratio else 0}"
+    is_queue = (loss, size, ratio, sampler) == ("contrastive", usual["batch.size"], 1.0, "pk")
+    return Arm(label, {**settings, **off}, {**usual, **off}, chosen_as, queue(setting).measures if is_queue else ())

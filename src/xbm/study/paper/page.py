@@ -1,0 +1,165 @@
+"""The page of results: every experiment with the paper's figures beside ours, made from the result files and nothing else."""
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from xbm.data.images import Dataset
+from xbm.study.paper import chart
+from xbm.study.paper.blocks import Block, Claim, Figure, Pictures, Table, listed
+from xbm.study.paper.experiment import SMALL, Setting
+from xbm.study.paper.record import NAMED, Record, Records
+from xbm.study.paper.registry import EXPERIMENTS
+from xbm.study.paper.study import Study
+from xbm.train.files import replacing
+
+ABSENT = "not run: data not at hand"
+HEAD = """# The paper's experiments, run again
+
+Written by `xbm paper report` from the {count} result files in `results/`; nothing on this page is typed by hand. A file holds
+its config, data set, split, trunk, weights, seed, device, versions, date and scores.
+
+R@K is in percent, exact, by the data set's own protocol. "66.8 ± 0.4" is the mean over seeds and its standard error; a gain
+is the mean of the differences seed by seed. Learning rates were chosen on held-out *training* classes, with as many candidates
+for every method; the test classes were met once, with what was chosen. "w/ M" adds the loss against a memory to the batch's.
+Figures marked "paper" are copied from the paper, whose trunks and data are named there.
+"""
+
+
+@dataclass(frozen=True)
+class Page:
+    text: str
+    figures: list[Figure]
+    pictures: list[Pictures]
+
+
+def settings_of(records: Iterable[Record], mini: bool = False) -> list[Setting]:
+    """Where there are runs: data set, trunk and weights. A pretrained trunk's runs from scratch belong to its setting."""
+    found = {
+        Setting(c["data.name"], c["model.trunk"], c["model.weights"], mini)
+        for c in (record.config for record in records)
+        if c["data.name"] in SMALL or c["model.weights"] != "none"
+    }
+    return sorted(found, key=lambda s: (s.data, s.trunk, s.weights))
+
+
+def make_page(records: Records, has_picture: Callable[[str], bool], mini: bool = False) -> Page:
+    """The page.
+
+    Args:
+        has_picture: whether a sheet of photographs is there or will be: their data set is not always at hand.
+        mini: for the miniature runs of `smoke`.
+    """
+    settings = settings_of(records, mini)
+    parts = [HEAD.format(count=len(records))]
+    figures: list[Figure] = []
+    pictures: list[Pictures] = []
+    claims: list[str] = []
+    for experiment in EXPERIMENTS.values():
+        parts.append(f"## {experiment.title}\n\n{experiment.source} · `xbm paper run {experiment.name}`")
+        extra = [s.data for s in settings if s.data not in experiment.data and experiment.suits(s)]
+        absent = []
+        for data in dict.fromkeys((*experiment.data, *extra)):
+            studies = [Study(experiment, setting, records) for setting in settings if setting.data == data]
+            studies = [study for study in studies if any(study.runs(arm) for arm in study.arms)]
+            if not studies and data not in experiment.data:
+                continue
+            blocks = [block for block in experiment.draw(data, studies) if block]
+            if not studies and not blocks:
+                absent.append(data)
+                continue
+            parts.append(f"### {data}\n\n{provenance(studies) if studies else f'{data}: {ABSENT}.'}")
+            parts += [_written(block, has_picture) for block in blocks]
+            figures += [block for block in blocks if isinstance(block, Figure)]
+            pictures += [block for block in blocks if isinstance(block, Pictures)]
+            claims += [
+                f"- {block} ([{experiment.name}](#{_anchor(experiment.title)}))" for block in blocks if isinstance(block, Claim)
+            ]
+        if absent:
+            parts.append(f"{listed(absent)}: {ABSENT}.")
+    if claims:
+        parts.insert(1, "## In short\n\n" + "\n".join(claims))
+    return Page("\n\n".join(part.strip() for part in parts) + "\n", figures, pictures)
+
+
+def provenance(studies: list[Study]) -> str:
+    """One sentence a trunk about what its runs are: data, weights, iterations, seeds, device, date."""
+    said = []
+    for study in studies:
+        runs = [run for arm in study.arms for run in study.runs(arm)]
+        data: dict[str, int] = next((run.values["data"] for run in runs if "data" in run.values), {})
+        weights = study.setting.weights if study.setting.weights in NAMED else f"`{study.setting.weights}`"
+        seeds = sorted({run.seed for run in runs})
+        dates = sorted({run.values["date"] for run in runs})
+        when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+        counts = f"{data['train_images']:,} training images of {data['train_classes']} classes" if data else ""
+        devices = listed(sorted({f"{run.values['device']}, {run.values['precision']}" for run in runs}))
+        iterations = listed(
+            [f"{n:,}" for n in sorted({run.values["iterations"] for run in runs if "iterations" in run.values})]
+        )
+        which = f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
+        made = runs_of(len({id(run) for run in runs}))
+        said.append(
+            f"{study.setting.trunk}, weights {weights}; {counts}; {iterations} iterations; {which}; {made}, {devices}; {when}."
+        )
+    return "\n".join(f"- {sentence}" for sentence in said)
+
+
+def runs_of(count: int) -> str:
+    return "one run" if count == 1 else f"{count} runs"
+
+
+def _anchor(title: str) -> str:
+    """The name that a heading has as the target of a link."""
+    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+
+
+def _written(block: Block, has_picture: Callable[[str], bool]) -> str:
+    if isinstance(block, Table):
+        return block.markdown()
+    if isinstance(block, Figure):
+        return f"![{block.caption}](figures/{block.name}.svg)\n\n*{block.caption}*"
+    if isinstance(block, Pictures):
+        if not has_picture(block.name):
+            return (
+                f"*{block.caption}* The photographs are not kept here: `xbm paper report --data {block.data}=DIR` draws them."
+            )
+        return f"![{block.caption}](figures/{block.name}.webp)\n\n*{block.caption}*"
+    return block
+
+
+def write_page(records: Records, out: Path, datasets: dict[str, Dataset] | None = None, mini: bool = False) -> Path:
+    """Writes `results.md` and its figures under `out`; sheets of photographs only of the data sets given, others stay."""
+    datasets = datasets or {}
+    folder = out / "figures"
+    there = {path.stem for path in folder.glob("*.webp")}
+    names = {name for sheets in [make_page(records, lambda _: False, mini).pictures] for name in _drawable(sheets, datasets)}
+    page = make_page(records, lambda name: name in there | names, mini)
+    folder.mkdir(parents=True, exist_ok=True)
+    for figure in page.figures:
+        path = folder / f"{figure.name}.svg"
+        if drawn_from(path) != chart.digest(figure.data):
+            chart.save(figure.data, path)
+    if names:
+        from xbm.study.paper.sheet import draw_sheet
+
+        for sheet in page.pictures:
+            if sheet.name in names:
+                draw_sheet(sheet.rows, datasets[sheet.data]).save(folder / f"{sheet.name}.webp", quality=80, method=6)
+    target = out / "results.md"
+    with replacing(target) as beside:
+        beside.write_text(page.text, encoding="utf-8")
+    return target
+
+
+def _drawable(sheets: list[Pictures], datasets: dict[str, Dataset]) -> set[str]:
+    return {sheet.name for sheet in sheets if sheet.data in datasets}
+
+
+def drawn_from(path: Path) -> str:
+    """The digest of the values that a figure was drawn from; empty where there is none."""
+    if not path.exists():
+        return ""
+    found = re.search(r"values ([0-9a-f]{16})", path.read_text(encoding="utf-8"))
+    return found[1] if found else ""

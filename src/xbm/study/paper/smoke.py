@@ -1,0 +1,35 @@
+"""Every experiment in miniature on the built-in glyphs: a few iterations of each run, to see that everything works."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from xbm.study.paper.experiment import config_of
+from xbm.study.paper.machine import Machine
+from xbm.study.paper.page import write_page
+from xbm.study.paper.plan import plan
+from xbm.study.paper.record import Records
+from xbm.study.paper.registry import EXPERIMENTS
+from xbm.study.paper.workers import Outcome, run_all
+
+GLYPHS = Machine({"glyphs": None}, {})
+MOST = 8  # processes: each loads torch
+
+
+def run_smoke(out: Path, names: list[str] | None = None, tell: Callable[[str], None] = print) -> Outcome:
+    """Runs the experiments named, all of them by default, and writes their page; results and page stay under `out`.
+
+    The glyphs are made once, before several processes want them.
+    """
+    from xbm.data.glyphs import read_glyphs
+
+    settings = GLYPHS.settings(mini=True)
+    glyphs = read_glyphs(size=config_of(settings[0], {}).data.resize)
+    chosen = [EXPERIMENTS[name] for name in names or EXPERIMENTS]
+    records = Records(out / "results")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2
+    outcome = run_all(
+        lambda: plan(chosen, settings, 1, records), GLYPHS.place, records, out / "runs", min(cores, MOST), tell=tell
+    )
+    write_page(records, out, {"glyphs": glyphs}, mini=True)
+    return outcome

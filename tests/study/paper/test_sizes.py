@@ -1,0 +1,50 @@
+from made_up import CARS, carry_out
+
+from xbm.study.paper.arms import contrastive, sized
+from xbm.study.paper.blocks import Claim, Figure, Table
+from xbm.study.paper.record import Records, identity
+from xbm.study.paper.registry import EXPERIMENTS
+from xbm.study.paper.sizes import RATIOS, draw_batch_size, draw_figure_1
+from xbm.study.paper.study import Study
+
+
+def drawn(name, tmp_path, seeds=1):
+    records = Records(tmp_path)
+    carry_out([EXPERIMENTS[name]], [CARS], seeds, records)
+    draw = {"figure-1": draw_figure_1, "batch-size": draw_batch_size}[name]
+    return draw("cars", [Study(EXPERIMENTS[name], CARS, records)])
+
+
+def test_memory_ratio_has_its_points_at_batch_16(tmp_path):
+    assert {0.0, 0.01} <= set(RATIOS) and len(RATIOS) >= 6
+    blocks = drawn("figure-1", tmp_path)
+    (figure,) = [block for block in blocks if isinstance(block, Figure)]
+    sizes, ratios = figure.data["panels"]
+    assert [line["label"] for line in sizes["lines"]] == ["contrastive", "triplet", "MS"]
+    assert sizes["lines"][0]["x"] == [16, 32, 64, 128, 256] and sizes["lines"][0]["y"][-1] == 52.56
+    assert ratios["lines"][0]["x"] == list(RATIOS) and ratios["lines"][0]["y"][:2] == [50.16, 60.16]
+
+
+def test_the_claims_are_answered_by_the_figures(tmp_path):
+    said = [block for block in drawn("batch-size", tmp_path) if isinstance(block, Claim)]
+    assert "batch size 16 with memory beats batch size 256 without: 60.2 against 52.6" in said[0]
+    assert "+2.4 points without memory (the paper, SOP: +25.1) and +2.4 points with memory (the paper, SOP: +3.2)" in said[1]
+
+
+def test_pk_and_random_shuffle_stand_beside_each_other(tmp_path):
+    (table,) = [block for block in drawn("batch-size", tmp_path, seeds=2) if isinstance(block, Table)]
+    assert len(table.rows) == 4 and table.rows[1][0] == "efficientnet_lite0, R_M = 1, PK" and table.rows[1][-1] == "2"
+
+
+def test_usual_sizes_are_the_usual_runs(tmp_path):
+    """Batch 64 without memory is the row of S-Table 3: run once."""
+    study = Study(EXPERIMENTS["s-table-3"], CARS, Records(tmp_path))
+    one, other = study.choosing(sized(CARS, "contrastive", 64, 0.0)), study.choosing(contrastive(CARS)[0])
+    assert [identity(config) for config in one] == [identity(config) for config in other]
+
+
+def test_learning_rates_are_those_chosen_at_batch_64(tmp_path):
+    study = Study(EXPERIMENTS["figure-1"], CARS, Records(tmp_path))
+    for arm in study.arms:
+        for config in study.choosing(arm):
+            assert (config.batch.size, config.batch.sampler, config.memory.ratio in (0, 1)) == (64, "pk", True)
