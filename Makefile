@@ -26,11 +26,13 @@ install: $(READY)  ## make .venv from the hashed lock and install the package in
 demo: install  ## train with and without memory on built-in data and write a page that shows the difference
 	$(BIN)/python -m xbm demo
 
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+
 test: install  ## the tests (under 6 minutes on 2 cores)
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 test-all: install  ## the slow tests
-	$(BIN)/python -m pytest -m slow
+	$(PYTEST) -m slow
 
 check: install  ## lint, format, types
 	$(BIN)/ruff check .

@@ -1,3 +1,6 @@
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -146,3 +149,14 @@ def test_odd_dimensions_can_be_compressed_too(tmp_path, small_limit):
     catalogue.set("dim", 7)
     add(catalogue, unit(500, dim=7))
     assert recall(build(catalogue), catalogue) > 0.95
+
+
+def test_another_librarys_changes_to_faiss_do_no_harm():
+    """pytorch-metric-learning loads an extension that replaces the search of every index."""
+    check = (
+        "import faiss, faiss.contrib.torch_utils, numpy as np; from xbm.search.neighbours import Exact;"
+        "rows = np.eye(3, 4, dtype=np.float32); found = Exact(np.array([5, 6, 7]), rows).search(rows[1:], 2, np.array([6, 7]));"
+        "assert found[1].tolist() == [[6, 7], [7, 6]], found"
+    )
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -6,6 +6,7 @@ vectors without any structure are found too.
 """
 
 from pathlib import Path
+from typing import Any
 
 import faiss
 import numpy as np
@@ -48,7 +49,7 @@ class Exact:
         if among is not None:
             where = np.flatnonzero(np.isin(self.ids, among))
             params = faiss.SearchParameters(sel=faiss.IDSelectorBatch(where))
-        similarity, place = self._index.search(queries, min(k, len(self.ids)), params=params)
+        similarity, place = _search(self._index, queries, min(k, len(self.ids)), params)
         return _filled(np.where(place < 0, -np.inf, similarity), np.where(place < 0, -1, self.ids[place]), k)
 
 
@@ -83,7 +84,7 @@ class Compressed:
             wanted = min(wanted, len(self._coded))
             factor = max(CANDIDATES / max(1, wanted), 8.0)
             params = faiss.IndexRefineSearchParameters(k_factor=factor)
-            similarity, place = self._refine.search(queries, wanted, params=params)
+            similarity, place = _search(self._refine, queries, wanted, params)
             ids = np.where(place < 0, -1, self._coded[place])
             if self._dead:
                 gone = ~np.isin(ids, self.ids)
@@ -95,6 +96,12 @@ class Compressed:
 
 
 Neighbours = Exact | Compressed
+
+
+def _search(index: Any, queries: np.ndarray, k: int, params: Any) -> tuple[np.ndarray, np.ndarray]:
+    """faiss' search. Its torch extension, which other libraries load, replaces it by one that knows no parameters."""
+    plain = getattr(index, "search_numpy", index.search)
+    return plain(queries, k, params=params)
 
 
 def open_neighbours(catalogue: Catalogue) -> Neighbours:
