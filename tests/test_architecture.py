@@ -24,7 +24,8 @@ LAYERS = [
     {"checks"},
     {"engine", "drift"},
     {"memory"},
-    {"losses"},  # so far the core: torch and nothing else
+    {"losses"},
+    {"distributed"},  # so far the core: torch and nothing else
     {"progress", "extras"},
     {"data", "models", "retrieval"},
     {"train"},
@@ -34,7 +35,7 @@ LAYERS = [
     {"cli"},
     {"__main__"},
 ]
-CORE = set().union(*LAYERS[:5])
+CORE = set().union(*LAYERS[:6])
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 MOST_LINES = 350
 
@@ -237,6 +238,7 @@ PUBLIC = [
     "xbm.errors",
     "xbm.extras",
     "xbm.progress",
+    *(f"xbm.distributed.{p.stem}" for p in (SOURCE / "distributed").glob("[!_]*.py")),
     *(f"xbm.losses.{p.stem}" for p in (SOURCE / "losses").glob("[!_]*.py")),
 ]
 

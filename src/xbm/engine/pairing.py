@@ -60,7 +60,7 @@ def list_related(p: Pairing, block: int = 65536, step: int = 4096) -> Related:
     parts = []
     for start in range(0, len(p.stamps), block):
         stop = min(start + block, len(p.stamps))
-        candidate = torch.zeros(stop - start, dtype=torch.bool)
+        candidate = torch.zeros(stop - start, dtype=torch.bool, device=p.stamps.device)
         candidate[_lookup(p.labels.unique(), p.row_labels[start:stop])[0]] = True
         if p.ids is not None and p.row_ids is not None:
             candidate[_lookup(p.ids.unique(), p.row_ids[start:stop])[0]] = True

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from xbm.engine.pairing import Pairing, count_related, list_related
+from xbm.engine.shards import Shards
 from xbm.engine.sums import Sums, weigh
 from xbm.engine.terms import Loss, Terms, statistics
 from xbm.engine.whole import whole
@@ -37,13 +38,29 @@ def compare(loss: Loss, anchors: Tensor, pairing: Pairing, row_gradient: bool, s
     anchors = anchors.to(torch.promote_types(anchors.dtype, torch.float32))
     if len(anchors) * len(pairing.stamps) <= SMALL:
         return _by_anchors(loss, anchors, pairing, row_gradient)
-    if anchors.device.type == "cpu":
-        pairs = len(pairing.labels) * len(pairing.stamps)
-        if count_related(pairing) <= min(LISTED * pairs + 1000, MOST_LISTED):
-            return _Listed(loss, anchors, pairing, stats).run(row_gradient)
+    if _few_positives(pairing):
+        return _Listed(loss, anchors, pairing, stats).run(row_gradient)
     if loss.ranks_positives:
         return _by_anchors(loss, anchors, pairing, row_gradient)
     return _Dense(loss, anchors, pairing, stats).run(row_gradient)
+
+
+def compare_shard(loss: Loss, anchors: Tensor, pairing: Pairing, row_gradient: bool, stats: bool, shards: Shards) -> Result:
+    """The same where the pairing's rows are one shard of the bank, and every other holder calls this with the same anchors.
+
+    Losses and statistics are those of the whole bank, and so is the gradient of the shard's rows; that of the anchors is this
+    shard's part, to be summed over the holders.
+    """
+    anchors = anchors.to(torch.promote_types(anchors.dtype, torch.float32))
+    listed = loss.ranks_positives or _few_positives(pairing)
+    return (_Listed if listed else _Dense)(loss, anchors, pairing, stats).run(row_gradient, shards)
+
+
+def _few_positives(pairing: Pairing) -> bool:
+    if pairing.labels.device.type != "cpu":
+        return False
+    pairs = len(pairing.labels) * len(pairing.stamps)
+    return count_related(pairing) <= min(LISTED * pairs + 1000, MOST_LISTED)
 
 
 class _Pass:
@@ -65,6 +82,13 @@ class _Pass:
         """The extremes (and ranks) of the positives, which decide which negatives are valid."""
         raise NotImplementedError
 
+    def join_positives(self, shards: Shards) -> None:
+        """Makes what `meet_positives` found in a shard that of the whole bank."""
+        side = self.p.side
+        if isinstance(self.loss.floor(side), Tensor) or self.stats:
+            lowest, side.highest = shards.maximum(torch.stack([-side.lowest, side.highest])).unbind()
+            side.lowest = -lowest
+
     def add_positives(self) -> None:
         raise NotImplementedError
 
@@ -85,16 +109,20 @@ class _Pass:
         if self.p.side.beaten is not None and t.beaten is not None:
             self.p.side.beaten += t.beaten
 
-    def run(self, row_gradient: bool) -> Result:
+    def run(self, row_gradient: bool, shards: Shards | None = None) -> Result:
         self.meet_positives()
+        if shards is not None:
+            self.join_positives(shards)
         floor = self.loss.floor(self.p.side)
         for cut, rows, S in self.tiles():
             self.bar(cut, S)
             self.n.side.highest = torch.maximum(self.n.side.highest, S.amax(0))
             self.add_negatives(cut, S, floor < S, rows)
-        n = self.n.finish()
+        n = self.n.finish(shards)
+        if shards is not None and self.p.side.beaten is not None:
+            self.p.side.beaten = shards.sum(self.p.side.beaten)
         self.add_positives()
-        p = self.p.finish()
+        p = self.p.finish(shards)
         c = self.loss.combine(p, n)
         gradient = self.n.gradient(c.negative_sum, c.negative_lse) - self.p.gradient(c.positive_sum, c.positive_lse)
         if not isinstance(gradient, Tensor):
@@ -127,14 +155,29 @@ class _Listed(_Pass):
         side.highest = side.highest.scatter_reduce(0, self.anchor, self.s, "amax")
         if self.loss.ranks_positives:
             each = torch.bincount(self.anchor, minlength=len(self.anchors))
-            self.rank = torch.arange(len(self.s)) - (each.cumsum(0) - each)[self.anchor]
+            self.rank = torch.arange(len(self.s), device=self.s.device) - (each.cumsum(0) - each)[self.anchor]
             most = int(each.max()) if len(each) else 0
-            side.ranked = torch.full((most, len(self.anchors)), torch.inf, dtype=self.s.dtype)
+            side.ranked = self.s.new_full((most, len(self.anchors)), torch.inf)
             side.ranked[self.rank, self.anchor] = self.s
             side.beaten = torch.zeros_like(side.ranked, dtype=torch.int64)
 
+    def join_positives(self, shards: Shards) -> None:
+        super().join_positives(shards)
+        side = self.p.side
+        if side.ranked is None:
+            return
+        parts = shards.everyone(side.ranked)
+        merged, order = torch.cat(parts).sort(dim=0, stable=True)  # (P of all shards, m)
+        place = torch.empty_like(order)
+        place.scatter_(0, order, torch.arange(len(order), device=order.device)[:, None].expand_as(order))
+        before = sum(len(part) for part in parts[: shards.rank])
+        self.rank = place[before + self.rank, self.anchor]
+        most = int((merged < torch.inf).sum(0).max()) if merged.numel() else 0
+        side.ranked = merged[:most].contiguous()
+        side.beaten = torch.zeros_like(side.ranked, dtype=torch.int64)
+
     def bar(self, cut: slice, S: Tensor) -> None:
-        first, last = torch.searchsorted(self.related.row, torch.tensor([cut.start, cut.stop])).tolist()
+        first, last = torch.searchsorted(self.related.row, self.related.row.new_tensor([cut.start, cut.stop])).tolist()
         if last > first:
             S[self.related.row[first:last] - cut.start, self.related.anchor[first:last]] = -torch.inf
         unwritten = self.pairing.stamps[cut] < 0

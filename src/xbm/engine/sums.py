@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from xbm.engine.shards import Shards
 from xbm.engine.terms import Side, Terms
 
 
@@ -72,9 +73,18 @@ class Sums:
     def _finite_peak(self) -> Tensor:
         return self.peak.where(self.peak > -torch.inf, 0)
 
-    def finish(self) -> Side:
-        self.side.lse = self.peak + self.mass.log()
-        return self.side
+    def finish(self, shards: Shards | None = None) -> Side:
+        """The side, complete. With `shards` these sums are of one shard: all but the gradient rows become those of the bank."""
+        side = self.side
+        if shards is not None:
+            peak, side.highest = shards.maximum(torch.stack([self.peak, side.highest])).unbind()
+            self._raise_peak(peak)
+            parts = [part.double() for part in (side.count, side.value, side.weight, self.mass)]  # a count needs 53 bits
+            count, *sums = shards.sum(torch.stack(parts)).unbind()
+            side.count = count.long()
+            side.value, side.weight, self.mass = (total.to(peak.dtype) for total in sums)
+        side.lse = self.peak + self.mass.log()
+        return side
 
     def gradient(self, of_sum: Tensor | float, of_lse: Tensor | float) -> Tensor | float:
         """(m, D): the side's Σ w_ij·v_j, once the coefficients are known."""

@@ -1,0 +1,195 @@
+"""One memory spread over the ranks: global slot s lies on rank s mod R, as its local slot s // R."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from xbm.checks import check_embeddings, check_integers, sound_rows
+from xbm.distributed.gather import gather
+from xbm.distributed.ranks import Ranks, padded, the_ranks
+from xbm.distributed.replicated import named
+from xbm.errors import InputError
+from xbm.memory import CrossBatchMemory
+
+ROWS = ("rows", "row_labels", "row_ids", "stamps")  # buffers with an entry a slot
+WHOLE = ("pointer", "count", "clock", "latest", "unsound")  # buffers of the memory as a whole, the same on every rank
+BLOCK = 1 << 16  # rows at once on the way to and from a checkpoint
+
+
+class ShardedMemory(nn.Module):
+    """A memory of M rows of which each of R ranks holds M/R; called like `CrossBatchMemory`, on all ranks alike.
+
+    Losses meet it through `GlobalLoss`. The slots are those that a single process would use, so that its state can be saved
+    under one number of ranks and loaded under another; an instance of a keyed memory lives on rank id mod R.
+
+    Args:
+        size: M, of all ranks together.
+
+    The other arguments are those of `CrossBatchMemory`.
+
+    Example:
+        >>> memory = ShardedMemory(size=3, dim=2)
+        >>> memory.enqueue(torch.eye(2), torch.tensor([7, 8]), ids=torch.tensor([0, 1]))
+        >>> len(memory), memory.shard.labels.tolist()
+        (2, [7, 8])
+    """
+
+    pointer: Tensor
+    count: Tensor
+    clock: Tensor
+    latest: Tensor
+    unsound: Tensor
+
+    def __init__(self, size: int, dim: int, update: str = "queue", *, ranks: Ranks | None = None, **same: Any) -> None:
+        super().__init__()
+        self.ranks = the_ranks() if ranks is None else ranks
+        if size < self.ranks.world:
+            raise InputError(f"a memory of {size} rows cannot be spread over {self.ranks.world} processes: take more rows")
+        local = -(-(size - self.ranks.rank) // self.ranks.world)
+        self.shard = CrossBatchMemory(local, dim, update, **same)
+        self.size, self.dim, self.update = size, dim, update
+        for name in WHOLE:
+            self.register_buffer(name, torch.zeros((), dtype=torch.int64, device=self.shard.rows.device))
+
+    # ---------------------------------------------------------------- writing
+
+    @torch.no_grad()
+    def enqueue(self, embeddings: Tensor, labels: Tensor, ids: Tensor | None = None, mask: Tensor | None = None) -> None:
+        """Writes the ranks' embeddings, in the order of the ranks, each row where its slot lives."""
+        check_embeddings(embeddings, "embeddings", self.dim)
+        ids = named(ids)
+        labels, ids = check_integers(labels, "labels", embeddings), check_integers(ids, "ids", embeddings)
+        batch = gather(self.ranks, embeddings, labels, ids, mask)
+        assert batch.ids is not None
+        if len(batch.labels) == 0:
+            return
+        R, keyed = self.ranks.world, self.update != "queue"
+        wanted = torch.ones_like(batch.labels, dtype=torch.bool) if batch.mask is None else batch.mask
+        keep = sound_rows(batch.embeddings, wanted, batch.ids, self.size if keyed else 0)  # refused on every rank, or on none
+        kept = keep.sum()
+        slots = batch.ids if keyed else (self.pointer + keep.cumsum(0) - 1) % self.size
+        mine = keep & (slots % R == self.ranks.rank)
+        self.shard.clock.copy_(self.clock)  # a row's stamp is that of the whole memory
+        self.shard.enqueue(batch.embeddings, batch.labels, batch.ids // R if keyed else batch.ids, mine)
+        self.unsound += (wanted & ~keep).sum()
+        self.clock += keep.any()
+        self.shard.clock.copy_(self.clock)
+        if keyed:
+            self.count.copy_(self.ranks.sum(self.shard.count, "count"))
+        else:
+            self.latest.copy_(torch.where(keep.any(), kept, self.latest))
+            self.pointer.copy_((self.pointer + kept) % self.size)
+            self.count.copy_((self.count + kept).clamp(max=self.size))
+
+    def step(self) -> None:
+        """After `backward`, for update="backprop": each rank moves its own rows, whose gradient is complete."""
+        self.shard.step()
+
+    @torch.no_grad()
+    def clear(self) -> None:
+        self.shard.clear()
+        for name in WHOLE:
+            self.get_buffer(name).zero_()
+
+    def fill(self, model: nn.Module, loader: Iterable) -> None:
+        """As `CrossBatchMemory.fill`; every rank's loader yields its part of the same batches."""
+        CrossBatchMemory.fill(self, model, loader)  # type: ignore[arg-type]
+
+    # ---------------------------------------------------------------- reading
+
+    @property
+    def rows(self) -> Tensor:
+        """(M/R, D): this rank's."""
+        return self.shard.rows
+
+    def __len__(self) -> int:
+        return int(self.count)
+
+    def __bool__(self) -> bool:
+        return True
+
+    @property
+    def is_full(self) -> bool:
+        return len(self) == self.size
+
+    @property
+    def embeddings(self) -> Tensor:
+        """This rank's filled rows, as are those below."""
+        return self.shard.embeddings
+
+    @property
+    def labels(self) -> Tensor:
+        return self.shard.labels
+
+    @property
+    def ids(self) -> Tensor:
+        return self._global_ids(self.shard.ids)
+
+    @property
+    def ages(self) -> Tensor:
+        return self.shard.ages
+
+    def check(self) -> None:
+        """Raises if rows had to be left out where the device could not be stopped to say so."""
+        self.shard.unsound.copy_(self.unsound)
+        self.shard.check()
+
+    def own_slots(self, ids: Tensor) -> Tensor:
+        """(m,): the local slot of the newest row with each id, -1 where it lies on another rank or there is none."""
+        R, rank = self.ranks.world, self.ranks.rank
+        if self.update != "queue":
+            return torch.where(ids % R == rank, self.shard.latest_copies(ids // R), -1)
+        local = self.shard.latest_copies(ids)
+        recency = torch.where(local >= 0, (local * R + rank - self.pointer) % self.size, -1)
+        newest = self.ranks.maximum(recency, "newest copies")
+        return torch.where(recency == newest, local, -1)
+
+    # ---------------------------------------------------------------- state
+
+    def _global_ids(self, local: Tensor) -> Tensor:
+        if self.update == "queue":
+            return local
+        return torch.where(local >= 0, local * self.ranks.world + self.ranks.rank, -1)
+
+    @torch.no_grad()
+    def state_dict(self, *_: Any, **__: Any) -> dict[str, Any]:  # type: ignore[override]
+        """On rank 0 the state that a `CrossBatchMemory` of all rows would have, in main memory; {} elsewhere.
+
+        All ranks must call it.
+        """
+        R, state = self.ranks.world, {name: self.get_buffer(name).clone() for name in WHOLE}
+        longest = -(-self.size // R)
+        for name in ROWS:
+            local = self.shard.get_buffer(name).detach()
+            if name == "row_ids":
+                local = self._global_ids(local)
+            whole = torch.empty((longest, R, *local.shape[1:]) if self.ranks.first else 0, dtype=local.dtype)
+            for start in range(0, longest, BLOCK):
+                stop = min(start + BLOCK, longest)
+                parts = self.ranks.to_first(padded(local[start:stop], stop - start))
+                if parts is not None:
+                    whole[start:stop] = parts.transpose(0, 1).cpu()
+            state[name] = whole.flatten(0, 1)[: self.size].clone() if self.ranks.first else whole
+        return state if self.ranks.first else {}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Any, *_: Any, **__: Any) -> None:  # type: ignore[override]
+        """From the state of all rows, whatever the number of ranks it was saved under; each rank takes its own."""
+        if state["rows"].shape != (self.size, self.dim):
+            raise InputError(f"the state holds {tuple(state['rows'].shape)} rows, this memory {(self.size, self.dim)}")
+        R, rank = self.ranks.world, self.ranks.rank
+        for name in WHOLE:
+            self.get_buffer(name).copy_(state[name])
+        for name in ROWS:
+            mine = state[name][rank::R]
+            if name == "row_ids" and self.update != "queue":
+                mine = torch.where(mine >= 0, mine // R, -1)
+            self.shard.get_buffer(name).copy_(mine)
+        self.shard.clock.copy_(self.clock)
+        self.shard.count.copy_((self.shard.stamps >= 0).sum())
+        self.shard.pointer.copy_(((self.pointer - rank + R - 1) // R) % self.shard.size)
+
+    def extra_repr(self) -> str:
+        return f"size={self.size}, rank={self.ranks.rank} of {self.ranks.world}"
