@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from worlds import on_ranks
 
+from worlds import on_ranks
 from xbm.distributed import Ranks, gather
 from xbm.errors import InputError
 

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from worlds import Played, Scene, joined, on_ranks, play_all, play_embeddings, play_net, scenes
 
+from worlds import Played, Scene, joined, on_ranks, play_all, play_embeddings, play_net, scenes
 from xbm import ContrastiveLoss, CrossBatchMemory, InputError
 from xbm.distributed import GlobalLoss, ReplicatedMemory, ShardedMemory
 from xbm.losses import LOSSES

@@ -5,8 +5,8 @@ import os
 import pytest
 import torch
 import torch.distributed as dist
-from worlds import on_ranks
 
+from worlds import on_ranks
 from xbm.distributed import Ranks
 from xbm.distributed.ranks import lost_touch_told, the_ranks
 from xbm.errors import InputError

@@ -3,8 +3,8 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from worlds import on_ranks
 
+from worlds import on_ranks
 from xbm import CrossBatchMemory, InputError
 from xbm.distributed import ShardedMemory
 

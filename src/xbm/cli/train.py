@@ -35,6 +35,7 @@ def train(
     """Train a model. The run can be killed at any moment and goes on with --resume.
 
     Examples: `xbm train glyphs` · `xbm train cars --root ~/cars --trunk resnet50` · `xbm train --data ./photos` ·
+    `torchrun --nproc-per-node 8 -m xbm train sop --root ~/sop` (several GPUs) ·
     `xbm train cars --root ~/cars --set memory.ratio=0.5 --loss ms` · `xbm train --resume runs/2026-01-31_120000_cars`
     """
     from xbm.train import config as configs
@@ -90,12 +91,17 @@ def train(
         kind = chosen.loss.name + ("" if chosen.memory.ratio else "_no_memory")
         stamp = time.strftime("%Y-%m-%d_%H%M%S")
         folder = out or Path("runs") / f"{stamp}_{chosen.data.name}_{kind}_seed{chosen.seed}"
-    result = run(chosen, folder, resume=resume is not None, quiet=quiet)
-    show(result)
-    from xbm.report.runs import report_runs
+    from xbm.distributed import together
 
-    report_runs([folder], folder / "report.html")
-    print(folder)
+    with together(chosen.device) as ranks:
+        folder = Path(ranks.agreed(str(folder)))  # its name holds the time, which no two processes start at
+        result = run(chosen, folder, resume=resume is not None, quiet=quiet)
+        if ranks.first:
+            from xbm.report.runs import report_runs
+
+            show(result)
+            report_runs([folder], folder / "report.html")
+            print(folder)
 
 
 def parse_settings(settings: list[str] | None) -> dict[str, str]:

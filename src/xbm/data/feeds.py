@@ -252,19 +252,26 @@ class Batches:
 
 
 def sweep(
-    feed: Feed, batch_size: int, workers: int | None = None, device: torch.device | str | None = None
+    feed: Feed,
+    batch_size: int,
+    workers: int | None = None,
+    device: torch.device | str | None = None,
+    first: int = 0,
+    stop: int | None = None,
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """All images of a feed once, in order, without augmentation: `(images, labels, ids)`; the last batch may be short."""
+    """All images of a feed (or those from `first` to `stop`) once, in order, without augmentation: `(images, labels, ids)`;
+    the last batch may be short."""
+    stop = len(feed) if stop is None else stop
     workers = feed.workers if workers is None else workers
     target = feed.device if device is None else torch.device(device)
 
     def make(start: int) -> tuple[Tensor, Tensor, Tensor]:
-        indices = np.arange(start, min(len(feed), start + batch_size))
+        indices = np.arange(start, min(stop, start + batch_size))
         ids = feed.ids(indices)
         images, labels, ids = _pinned((feed.test(indices), feed.labels[ids], ids), target)
         return images, labels, ids
 
-    for made in in_order((partial(make, start) for start in range(0, len(feed), batch_size)), workers, ahead=workers + 1):
+    for made in in_order((partial(make, start) for start in range(first, stop, batch_size)), workers, ahead=workers + 1):
         images, labels, ids = _move(made, target)
         yield images, labels, ids
 

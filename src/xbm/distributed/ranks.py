@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from xbm.distributed.heartbeat import ended
 from xbm.errors import InputError
 
 
@@ -135,9 +136,4 @@ def lost_touch_told() -> Iterator[None]:
         yield
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[0]
-        if len(reason) > 160:
-            reason = reason[:160] + "..."
-        raise InputError(
-            f"another process of this run has ended or cannot be reached ({reason}): see its own last words, and start all "
-            "of them again, with --resume where there is a checkpoint"
-        ) from None
+        raise InputError(ended(reason if len(reason) <= 160 else reason[:160] + "...")) from None

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from xbm.distributed import Ranks
 from xbm.errors import InputError
 from xbm.retrieval.inputs import read_ks, read_sets
 from xbm.retrieval.ranks import Ranking, rank
@@ -20,6 +21,7 @@ def evaluate(
     ids: Any = None,
     gallery_ids: Any = None,
     ks: Sequence[int] = (1, 10, 100, 1000),
+    ranks: Ranks | None = None,
 ) -> dict[str, float]:
     """Scores embeddings by what each row retrieves: exact, blockwise, on the device the embeddings are on.
 
@@ -38,6 +40,7 @@ def evaluate(
         gallery: (G, D); `gallery_labels`: (G,).
         ids: (N,) integers or text that name the instance (image) a row came from; `gallery_ids`: (G,).
         ks: the K of Recall@K. A K beyond the gallery counts as the size of the gallery.
+        ranks: the processes that share the work, all of which call this with the same arrays; the result is the same on each.
 
     Returns:
         Fractions `recall@K` for each K (a relevant row is among the first K), `map@r`, `r_precision`, `map` (average precision
@@ -54,7 +57,7 @@ def evaluate(
         (0.75, 0.75, 0.75)
     """
     ks = read_ks(ks)
-    ranking = _rank(embeddings, labels, gallery, gallery_labels, ids, gallery_ids)
+    ranking = _rank(embeddings, labels, gallery, gallery_labels, ids, gallery_ids, ranks=ranks)
     counts = ranking.relevant > 0
     first = ranking.first[counts]
     scores = {f"recall@{k}": (first <= k).double().mean().item() for k in ks}
@@ -89,8 +92,8 @@ def cumulative(
     return found.cumsum(0).double() / len(first)
 
 
-def _rank(*arrays: Any) -> Ranking:
-    ranking = rank(read_sets(*arrays))
+def _rank(*arrays: Any, ranks: Ranks | None = None) -> Ranking:
+    ranking = rank(read_sets(*arrays), ranks)
     without = int((ranking.relevant == 0).sum())
     if without == len(ranking.relevant):
         raise InputError("no query has a relevant item: every label occurs only once, or queries and gallery share no label")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from xbm.distributed import Ranks
 from xbm.errors import InputError
 from xbm.retrieval.inputs import read_embeddings, read_keys, same_length
 from xbm.retrieval.metrics import evaluate
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def evaluate_one_per_class(
-    embeddings: Any, labels: Any, ks: Sequence[int] = (1, 5), repeats: int = 10, seed: int = 0
+    embeddings: Any, labels: Any, ks: Sequence[int] = (1, 5), repeats: int = 10, seed: int = 0, ranks: Ranks | None = None
 ) -> dict[str, float]:
     """Scores with one random image of each class as the gallery and all others as queries, as VehicleID does.
 
@@ -44,7 +45,8 @@ def evaluate_one_per_class(
         query, gallery = (~chosen).nonzero()[:, 0], chosen.nonzero()[:, 0]
         if not len(query):
             raise InputError("every class has one image only: nothing is left to query with")
-        runs.append(evaluate(rows[query.to(rows.device)], keys[query], rows[gallery.to(rows.device)], keys[gallery], ks=ks))
+        queries, searched = rows[query.to(rows.device)], rows[gallery.to(rows.device)]
+        runs.append(evaluate(queries, keys[query], searched, keys[gallery], ks=ks, ranks=ranks))
     table = {name: torch.tensor([run[name] for run in runs], dtype=torch.float64) for name in runs[0]}
     counts = {name: runs[0][name] for name in ("queries", "without_relevant")}
     means = {name: column.mean().item() for name, column in table.items() if name not in counts}
@@ -52,7 +54,9 @@ def evaluate_one_per_class(
     return means | spread | counts
 
 
-def score(protocol: Protocol, query_embeddings: Any, gallery_embeddings: Any = None) -> dict[str, float]:
+def score(
+    protocol: Protocol, query_embeddings: Any, gallery_embeddings: Any = None, ranks: Ranks | None = None
+) -> dict[str, float]:
     """Applies a benchmark's protocol to the embeddings of its images, in the order of its sets.
 
     A protocol without a gallery compares each query with all others (leave-one-out). One that also asks for one image per
@@ -64,15 +68,16 @@ def score(protocol: Protocol, query_embeddings: Any, gallery_embeddings: Any = N
     if protocol.gallery is None:
         if gallery_embeddings is not None:
             raise InputError(f"{protocol.name} has no gallery: give the embeddings of its queries alone")
-        scores = evaluate(queries, labels, ks=protocol.ks)
+        scores = evaluate(queries, labels, ks=protocol.ks, ranks=ranks)
     else:
         if gallery_embeddings is None:
             raise InputError(f"{protocol.name} has a gallery of {len(protocol.gallery)}: give its embeddings too")
         gallery = read_embeddings("gallery embeddings", gallery_embeddings)
         _expect(protocol.name, "gallery", len(gallery), len(protocol.gallery))
-        scores = evaluate(queries, labels, gallery, torch.as_tensor(protocol.gallery.labels), ks=protocol.ks)
+        gallery_labels = torch.as_tensor(protocol.gallery.labels)
+        scores = evaluate(queries, labels, gallery, gallery_labels, ks=protocol.ks, ranks=ranks)
     if protocol.one_per_class:
-        other = evaluate_one_per_class(queries, labels, ks=protocol.ks, repeats=protocol.one_per_class)
+        other = evaluate_one_per_class(queries, labels, ks=protocol.ks, repeats=protocol.one_per_class, ranks=ranks)
         scores |= {f"one_per_class/{name}": value for name, value in other.items()}
     return scores
 

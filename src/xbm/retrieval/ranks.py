@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from xbm.distributed import Ranks
 from xbm.retrieval.inputs import Sets
 from xbm.retrieval.same_key import SameKey
 from xbm.retrieval.similarity import GALLERY_MULTIPLE, QUERY_MULTIPLE, block_size, full_precision, padded
@@ -43,8 +44,11 @@ class Ranking:
     r_precision: Tensor
 
 
-def rank(sets: Sets) -> Ranking:
-    """Ranks the gallery for every query. The device is waited for before the first block and after the last, not between."""
+def rank(sets: Sets, ranks: Ranks | None = None) -> Ranking:
+    """Ranks the gallery for every query. The device is waited for before the first block and after the last, not between.
+
+    Several processes take the blocks of queries in turn: each block is one process's, so the bits are those of a single one.
+    """
     device, gallery_rows = sets.labels.device, len(sets.gallery)
     exact = torch.float32 if device.type == "mps" else torch.float64
     relevant, excluded, most_excluded = SameKey(sets.labels, sets.gallery_labels), None, 0
@@ -58,15 +62,17 @@ def rank(sets: Sets) -> Ranking:
     integers = torch.zeros(2, len(order), dtype=torch.int64, device=device)
     fractions = torch.zeros(3, len(order), dtype=exact, device=device)
     with full_precision(device):
-        for start, length, width in blocks:
+        for start, length, width in blocks if ranks is None else blocks[ranks.rank :: ranks.world]:
             block = order[start : start + length]
             queries = padded(block)
             candidates = relevant.rows(queries, width + own)
             left_out = excluded.rows(queries, most_excluded) if excluded else None
-            ranks = _ranks(sets, queries, candidates, left_out, width, work)[: len(block)]
-            integers[:, block], fractions[:, block] = _summary(ranks, exact)
-    found, first = integers.cpu()
-    return Ranking(found, first, *fractions.cpu().double())
+            found = _ranks(sets, queries, candidates, left_out, width, work)[: len(block)]
+            integers[:, block], fractions[:, block] = _summary(found, exact)
+    if ranks is not None:
+        integers, fractions = ranks.sum(integers, "evaluation"), ranks.sum(fractions, "evaluation")
+    relevant_items, first = integers.cpu()
+    return Ranking(relevant_items, first, *fractions.cpu().double())
 
 
 def _blocks(widths: list[int], gallery_rows: int, other_bytes: int) -> Iterator[tuple[int, int, int]]:

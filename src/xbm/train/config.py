@@ -60,6 +60,7 @@ class Memory:
     fill: bool = True  # start from embeddings of random training images; False: start empty
     batch_weight: float = 0.0  # of the in-batch loss once the memory is on (Algorithm 1: 0)
     weight: float = 1.0  # of the loss against the memory
+    spread: str = "replicated"  # over several processes: replicated (all rows on each) or sharded (a part on each)
     dtype: str = "auto"  # of the rows; auto: bfloat16 for a queue on a GPU, else float32
 
 

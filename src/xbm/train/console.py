@@ -5,13 +5,15 @@ import sys
 import time
 from typing import Any
 
+from xbm.distributed import Ranks
 from xbm.train.config import Config
 
 
 class Console:
     """A progress bar on a terminal, a line every ten seconds elsewhere, nothing when quiet."""
 
-    def __init__(self, config: Config, start: int, quiet: bool) -> None:
+    def __init__(self, config: Config, start: int, quiet: bool, ranks: Ranks | None = None) -> None:
+        quiet = quiet or (ranks is not None and not ranks.first)
         self.total, self.done, self.first, self.quiet = config.optim.iterations, start, start, quiet
         self.text = ""
         self.speed = math.nan  # iterations per second

@@ -9,6 +9,7 @@ import numpy as np
 
 from xbm.data.images import Dataset, ImageSet, Protocol
 from xbm.data.store import Store, open_store
+from xbm.distributed import Ranks
 from xbm.errors import InputError, unknown
 from xbm.train.config import Config, Data
 
@@ -55,13 +56,18 @@ def _renamed(dataset: Dataset, name: str) -> Dataset:
     return Dataset(name, named(dataset.train), (replace(first, query=named(first.query), gallery=gallery),))
 
 
-def begin_run(config: Config, folder: Path) -> Dataset:
-    """Reads the data of a new run and makes its folder. Own data is looked through before any training, and who trains and
-    who is tested is written down as `split.csv`: the run goes by that, whatever comes to the data later.
+def begin_run(config: Config, folder: Path, ranks: Ranks | None = None) -> Dataset:
+    """Reads the data of a new run and makes its folder; of several processes the first does, and the others wait.
+
+    Own data is looked through before any training, and who trains and who is tested is written down as `split.csv`: the run
+    goes by that, whatever comes to the data later.
 
     Raises:
         InputError: own data has problems and `data.skip_problems` does not say to leave them out.
     """
+    if ranks is not None and not ranks.first:
+        ranks.wait()
+        return read_run(config, folder)
     dataset = read_data(config.data)
     if config.data.name == "own":
         from xbm.data.check import BROKEN, check_dataset, report, skip_problems
@@ -78,6 +84,8 @@ def begin_run(config: Config, folder: Path) -> Dataset:
             raise InputError(f"{count} {are} broken in {config.data.root}: mend them, or add --skip-problems")
         write_split(dataset, folder / SPLIT)
     folder.mkdir(parents=True, exist_ok=True)
+    if ranks is not None:
+        ranks.wait()
     return read_run(config, folder)
 
 

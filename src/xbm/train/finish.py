@@ -12,6 +12,7 @@ from torch import Tensor
 
 from xbm.data.feeds import sweep
 from xbm.data.images import ImageSet, Protocol
+from xbm.distributed import Ranks
 from xbm.retrieval import cumulative, nearest
 from xbm.retrieval import score as score_protocol
 from xbm.train import task
@@ -30,9 +31,18 @@ def embed(job: Job, images: ImageSet) -> Tensor:
     feed = task.feed_of(images, job.config, job.augmentation, job.device)
     was_training = job.model.training
     job.model.eval()
-    parts = [job.model(batch) for batch, _, _ in sweep(feed, task.EMBEDDED, device=job.device)]
+    first, stop = share_of(len(feed), task.EMBEDDED, job.ranks)
+    batches = sweep(feed, task.EMBEDDED, device=job.device, first=first, stop=stop)
+    parts = [job.model(batch) for batch, _, _ in batches] or [torch.zeros(0, job.config.model.dim, device=job.device)]
     job.model.train(was_training)
-    return torch.cat(parts)
+    return torch.cat(job.ranks.everyone(torch.cat(parts), "evaluation"))
+
+
+def share_of(count: int, at_once: int, ranks: Ranks) -> tuple[int, int]:
+    """Which images this rank embeds: whole batches, as one process would make them, so that the bits are the same."""
+    batches = -(-count // at_once)
+    first, stop = (batches * r // ranks.world * at_once for r in (ranks.rank, ranks.rank + 1))
+    return first, min(stop, count)
 
 
 def score(job: Job, kept: dict[int, Tensor] | None = None) -> dict[str, dict[str, float]]:
@@ -44,7 +54,7 @@ def score(job: Job, kept: dict[int, Tensor] | None = None) -> dict[str, dict[str
             if images is not None and id(images) not in kept:
                 kept[id(images)] = embed(job, images)
         gallery = None if protocol.gallery is None else kept[id(protocol.gallery)]
-        found[protocol.name] = score_protocol(protocol, kept[id(protocol.query)], gallery)
+        found[protocol.name] = score_protocol(protocol, kept[id(protocol.query)], gallery, job.ranks)
     return found
 
 
@@ -55,6 +65,8 @@ def finish(job: Job, console: Console) -> dict[str, Any]:
     kept: dict[int, Tensor] = {}
     scores = score(job, kept)
     first = job.dataset.protocols[0]
+    if not job.ranks.first:
+        return {**scores[first.name], "protocol": first.name, "protocols": scores}
     curve = recall_curve(first, kept)
     result: dict[str, Any] = {
         **scores[first.name],

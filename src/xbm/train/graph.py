@@ -24,6 +24,8 @@ def why_not(job: Job) -> str | None:
         return "only a GPU has graphs"
     if not isinstance(job.feed, ResidentFeed):
         return "the images are not on the device"
+    if job.ranks.world > 1:
+        return "the ranks tell each other their sizes in between"
     if job.scaler.is_enabled():
         return "float16 looks at its gradients in between"
     return None

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from xbm.data.feeds import Batches
 from xbm.data.images import Dataset
+from xbm.distributed import GlobalLoss
+from xbm.distributed.ranks import the_ranks
 from xbm.drift import Drift
 from xbm.errors import InputError, unknown
 from xbm.memory import statistics_kept
@@ -20,10 +22,12 @@ from xbm.models.fused import fuse
 from xbm.train import task
 from xbm.train.checkpoint import read_checkpoint, write_checkpoint
 from xbm.train.config import Config, flat, from_dict, to_dict
+from xbm.train.share import share_gradients
 from xbm.train.watch import Watch
 
 Batch = tuple[Tensor, Tensor, Tensor]  # images, labels, ids
 TALLY = ("loss", "batch_loss", "memory_loss", "valid_negatives_batch", "valid_negatives_memory")
+COUNTS = slice(3, None)  # those of them that count pairs
 PROBES = 32  # images whose drift is watched
 # between a run and its resume
 MAY_CHANGE = {"device", "data.root", "data.store", "data.feed", "optim.iterations", "log.checkpoint_every", "log.wandb"}
@@ -42,18 +46,20 @@ class Job:
 
     def __init__(self, config: Config, dataset: Dataset, folder: Path) -> None:
         self.config, self.dataset, self.folder = config, dataset, folder
+        self.ranks = the_ranks()
         self.device = task.pick_device(config.device)
         torch.manual_seed(config.seed)
         self.model = task.model_of(config).to(self.device)
         if self.device.type == "cuda":
             fuse(self.model)
             torch.backends.cudnn.benchmark = True  # shapes are fixed
-        self.loss_fn = task.loss_of(config)
-        memory = task.memory_of(config, len(dataset.train), self.device)
+        loss, world = task.loss_of(config), self.ranks.world
+        self.loss_fn = GlobalLoss(loss, self.ranks) if world > 1 else loss
+        memory = task.memory_of(config, len(dataset.train), self.device, world)
         self.memory = memory.to(self.device) if memory is not None else None
         self.augmentation = task.augmentation_of(config, self.model)
         self.feed = task.feed_of(dataset.train, config, self.augmentation, self.device)
-        self.sampler = task.sampler_of(dataset.train, config)
+        self.sampler = task.sampler_of(dataset.train, config, self.ranks.rank, world)
 
         optim = config.optim
         groups = parameter_groups(self.model, optim.lr, config.model.trunk_lr)
@@ -74,6 +80,7 @@ class Job:
         self.tally = torch.zeros(len(TALLY), dtype=torch.float64, device=self.device)  # sums since the last line of metrics
         self.tallied = 0
         self.best = -1.0
+        self._own_randomness(0)
 
     def _precision(self, name: str) -> torch.dtype:
         known = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -113,7 +120,8 @@ class Job:
         """The training images once, in random order: what the memory is filled from."""
         order = np.random.default_rng([self.config.seed, 1]).permutation(len(self.dataset.train))
         parts = math.ceil(len(order) / self.config.batch.size)  # of equal size: batch norm cannot do with a single image
-        for k, indices in enumerate(np.array_split(order, parts)):
+        for k, batch in enumerate(np.array_split(order, parts)):
+            indices = np.array_split(batch, self.ranks.world)[self.ranks.rank]
             ids = self.feed.ids(indices).to(self.device)
             images = self.feed.train(indices, -1 - k).to(self.device)  # views that training never shows
             yield images, self.feed.labels.to(self.device)[ids], ids
@@ -167,6 +175,7 @@ class Job:
 
     def update(self) -> None:
         """The optimizer's step, and the memory's own where it has one."""
+        share_gradients(self.model, self.ranks)
         self.scaler.unscale_(self.optimizer)
         if self.memory is not None and self.memory.rows.grad is not None and self.scaler.is_enabled():
             self.memory.rows.grad /= self.scaler.get_scale()
@@ -184,7 +193,18 @@ class Job:
         self.model.train()
         return probed
 
+    def tally_of_all(self) -> Tensor:
+        """The sums since the last line of metrics: losses are of the global batch already, counts of a rank's own anchors."""
+        total = self.tally.clone()
+        total[COUNTS] = self.ranks.sum(total[COUNTS], "metrics")
+        return total
+
     # ---------------------------------------------------------------- state
+
+    def _own_randomness(self, step: int) -> None:
+        """Ranks draw differently, where a model draws at all (dropout)."""
+        if not self.ranks.first:
+            torch.manual_seed(self.config.seed + 1_000_003 * self.ranks.rank + step)
 
     @property
     def last(self) -> Path:
@@ -204,13 +224,14 @@ class Job:
             "memory": None if self.memory is None else self.memory.state_dict(),
             "drift": self.drift.state_dict(),
             "watch": self.watch.state_dict(),
-            "tally": self.tally,
+            "tally": self.tally_of_all(),
             "tallied": self.tallied,
             "best": self.best,
             "rng": torch.get_rng_state(),
             "cuda_rng": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
         }
-        write_checkpoint(path or self.last, state)
+        if self.ranks.first:
+            write_checkpoint(path or self.last, state)
 
     def _same_run(self, state: dict) -> None:
         """Refuses a checkpoint of other data or other settings: what follows would be neither run."""
@@ -244,10 +265,13 @@ class Job:
         self.drift.load_state_dict(state["drift"])
         self.watch.load_state_dict(state["watch"])
         self.tally.copy_(state["tally"])
+        if not self.ranks.first:
+            self.tally[COUNTS] = 0
         self.tallied, self.best = state["tallied"], state["best"]
         torch.set_rng_state(state["rng"].cpu())
         if state["cuda_rng"] is not None and self.device.type == "cuda":
             torch.cuda.set_rng_state(state["cuda_rng"].cpu(), self.device)
+        self._own_randomness(int(state["step"]))
         return int(state["step"])
 
 

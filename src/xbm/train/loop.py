@@ -18,8 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from xbm.distributed.ranks import the_ranks
 from xbm.errors import InputError
-from xbm.train.config import Config, check, save
+from xbm.train.config import Config, check
 from xbm.train.console import Console
 from xbm.train.dataset import begin_run, read_run
 from xbm.train.files import disk_trouble_told
@@ -39,11 +40,11 @@ def train(config: Config, folder: Path, resume: bool = False, quiet: bool = Fals
     if resume and not begun:
         raise InputError(f"{folder} holds no run: give the folder that `xbm train` printed")
     with disk_trouble_told(folder):
-        dataset = read_run(config, folder) if resume else begin_run(config, folder)
+        dataset = read_run(config, folder) if resume else begin_run(config, folder, the_ranks())
         job = Job(config, dataset, folder)
         start = job.restore() if resume and job.last.exists() else 0
-        save(config, folder / "config.yaml")
-        with Metrics(folder, start, config) as metrics, Console(config, start, quiet) as console:
+        job.ranks.wait()  # from here on rank 0 writes
+        with Metrics(folder, start, config, job.ranks.first) as metrics, Console(config, start, quiet, job.ranks) as console:
             classes = dataset.train.num_classes
             console.say(f"{config.data.name}: {len(dataset.train)} images of {classes} classes on {job.device}")
             run(job, start, metrics, console)
@@ -121,7 +122,7 @@ def steps(job: Job, start: int, console: Console) -> Callable[[int, bool], Tenso
 def line(job: Job, step: int, anchors: Tensor, drifts: dict[int, Tensor]) -> dict[str, float]:
     """One line of metrics: means since the last line. This is where a run waits for its device."""
     finite(job, step, job.tally.sum() + anchors.sum(), look=True)
-    means = (job.tally / max(1, job.tallied)).tolist()
+    means = (job.tally_of_all() / max(1, job.tallied)).tolist()
     job.tally.zero_()
     job.tallied = 0
     row = {"step": float(step), "lr": job.learning_rate(), **dict(zip(TALLY, means))}

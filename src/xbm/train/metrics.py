@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from xbm.errors import InputError
-from xbm.train.config import Config, to_dict
+from xbm.train.config import Config, save, to_dict
 from xbm.train.files import replacing
 
 COLUMNS = (
@@ -19,7 +19,11 @@ COLUMNS = (
 class Metrics:
     """Rows of `metrics.csv`, mirrored to TensorBoard. Opening at `step` cuts off what a killed run wrote from there on."""
 
-    def __init__(self, folder: Path, step: int, config: Config) -> None:
+    def __init__(self, folder: Path, step: int, config: Config, writes: bool = True) -> None:
+        self.writes = writes  # one log, whatever the number of processes
+        if not writes:
+            return
+        save(config, folder / "config.yaml")
         self.path = folder / "metrics.csv"
         rows = [row for row in read_metrics(self.path) if row["step"] < step] if self.path.exists() else []
         with replacing(self.path) as beside, open(beside, "w", newline="") as file:
@@ -40,6 +44,8 @@ class Metrics:
             self._wandb = wandb.init(project="xbm", dir=str(folder), config=to_dict(config), resume="allow", id=folder.name)
 
     def write(self, values: dict[str, float], speed: float = math.nan) -> None:
+        if not self.writes:
+            return
         self._csv.writerow([_text(values.get(name, math.nan)) for name in COLUMNS])
         self._file.flush()
         step = int(values["step"])
@@ -55,6 +61,8 @@ class Metrics:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if not self.writes:
+            return
         # closing writes what is buffered; on a full disk that fails once more, and the first error is the one to tell
         with suppress(OSError) if kind is not None else nullcontext():
             self._file.close()

@@ -1,6 +1,7 @@
 """From a config to what the loop needs: feeds, sampler, model, loss, memory."""
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -9,6 +10,7 @@ from xbm.data.feeds import DecodeFeed, Feed, ResidentFeed, StoreFeed
 from xbm.data.images import ImageSet
 from xbm.data.samplers import PKSampler, ShuffleSampler
 from xbm.data.transforms import Augmentation
+from xbm.distributed import ReplicatedMemory, ShardedMemory
 from xbm.errors import InputError, unknown
 from xbm.losses import LOSSES, PairLoss
 from xbm.memory import CrossBatchMemory
@@ -17,6 +19,7 @@ from xbm.train.config import Config
 from xbm.train.dataset import store_of
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+SPREADS: dict[str, Any] = {"replicated": ReplicatedMemory, "sharded": ShardedMemory}
 KINDS = {"paper": "crop", "official": "resized_crop", "shift": "shift", "none": "none"}
 EMBEDDED = 256  # images at once when a set is embedded; scores are bit for bit the same only for the same number
 RESIDENT_BYTES = 2 << 30  # on a CPU, sets up to this size are kept decoded in main memory
@@ -73,15 +76,15 @@ def feed_of(images: ImageSet, config: Config, augmentation: Augmentation, device
     raise unknown("data.feed", how, ["auto", "decode", "store", "resident"])
 
 
-def sampler_of(images: ImageSet, config: Config) -> PKSampler | ShuffleSampler:
+def sampler_of(images: ImageSet, config: Config, rank: int = 0, world: int = 1) -> PKSampler | ShuffleSampler:
     batch = config.batch
     if batch.sampler == "shuffle":
-        return ShuffleSampler(len(images), batch.size, config.seed)
+        return ShuffleSampler(len(images), batch.size, config.seed, rank, world)
     if batch.sampler != "pk":
         raise unknown("batch.sampler", batch.sampler, ["pk", "shuffle"])
     if batch.size % batch.per_class:
         raise InputError(f"batch.size={batch.size} is not a multiple of batch.per_class={batch.per_class}: change one")
-    return PKSampler(images.labels, batch.size // batch.per_class, batch.per_class, config.seed)
+    return PKSampler(images.labels, batch.size // batch.per_class, batch.per_class, config.seed, rank, world)
 
 
 def model_of(config: Config) -> EmbeddingModel:
@@ -111,10 +114,14 @@ def loss_of(config: Config) -> PairLoss:
     return made  # type: ignore[return-value]
 
 
-def memory_of(config: Config, images: int, device: torch.device) -> CrossBatchMemory | None:
+def memory_of(
+    config: Config, images: int, device: torch.device, world: int = 1
+) -> CrossBatchMemory | ReplicatedMemory | ShardedMemory | None:
     memory = config.memory
     if memory.ratio == 0:
         return None
+    if memory.spread not in SPREADS:
+        raise unknown("memory.spread", memory.spread, SPREADS)
     if memory.dtype not in ("auto", *DTYPES):
         raise unknown("memory.dtype", memory.dtype, ["auto", *DTYPES])
     auto = torch.bfloat16 if device.type == "cuda" and memory.update == "queue" else torch.float32
@@ -123,7 +130,8 @@ def memory_of(config: Config, images: int, device: torch.device) -> CrossBatchMe
         if memory.ratio != 1:
             raise InputError(f"memory.update={memory.update} keeps one slot an image: memory.ratio must be 1")
         size = images
-    return CrossBatchMemory(
+    kind = SPREADS[memory.spread] if world > 1 else CrossBatchMemory
+    return kind(
         max(1, size),
         config.model.dim,
         memory.update,

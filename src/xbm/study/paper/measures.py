@@ -11,6 +11,7 @@ import torch
 
 from xbm.errors import unknown
 from xbm.losses import LOSSES
+from xbm.memory import CrossBatchMemory
 from xbm.study.lemma import embedding_of, gradient_errors, largest_singular_value_squared
 from xbm.study.mining import mined_negatives, retrieved
 from xbm.study.outliers import compare_losses
@@ -64,7 +65,7 @@ def lemma(config: Config, folder: Path) -> dict[str, Any]:
 
     now = embed(flat)
     differences = {}
-    if job.memory is not None:
+    if isinstance(job.memory, CrossBatchMemory):
         slots = job.memory.latest_copies(torch.from_numpy(flat).to(job.device))
         rows = job.memory.rows.detach()[slots.clamp(min=0)].float()
         differences["memory"] = torch.where(slots[:, None] >= 0, now - rows, torch.nan)

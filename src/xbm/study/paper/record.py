@@ -18,7 +18,7 @@ from xbm.train.files import replacing
 FORMAT = 1
 APART = {
     "preset", "recipe", "device", "data.root", "data.store", "data.feed", "data.skip_problems", "log.checkpoint_every",
-    "log.evaluate_every", "log.wandb",
+    "log.evaluate_every", "log.wandb", "memory.spread",
 }  # fmt: skip
 USUAL = flat(Config())
 NAMED = ("imagenet", "none")  # weights that are no file

@@ -1,0 +1,81 @@
+"""Ranks that watch each other: a silent one is noticed, last words are passed on, an orderly end is no alarm."""
+
+import time
+from contextlib import suppress
+
+import pytest
+
+from xbm.distributed import heartbeat
+from xbm.distributed.heartbeat import BEAT, WORDS, Heartbeat
+
+
+class Table(dict):
+    """A store that all ranks share."""
+
+    broken = False
+
+    def set(self, key, value):
+        if self.broken:
+            raise RuntimeError("connection reset\nby peer")
+        self[key] = value.encode()
+
+    def check(self, keys):
+        return all(key in self for key in keys)
+
+
+class Ended(BaseException):
+    pass
+
+
+@pytest.fixture
+def ends(monkeypatch) -> list[int]:
+    """Everything a hundred times as fast; the ends of processes are only written down."""
+    for name in ("PERIOD", "SILENCE", "GRACE"):
+        monkeypatch.setattr(heartbeat, name, getattr(heartbeat, name) / 100)
+    codes: list[int] = []
+    monkeypatch.setattr(heartbeat.os, "_exit", codes.append)
+    return codes
+
+
+def test_ranks_that_all_live_hear_nothing(ends, capfd):
+    store = Table()
+    with Heartbeat(store, 0, 2), Heartbeat(store, 1, 2):
+        time.sleep(0.5)
+    assert ends == [] and WORDS not in store and capfd.readouterr().err == ""
+    assert int(store[f"{BEAT}/0"]) > 2
+
+
+def test_a_silent_rank_ends_the_others_with_one_sentence(ends, capfd):
+    store = Table()
+    with Heartbeat(store, 0, 3), Heartbeat(store, 2, 3):  # rank 1 froze before its first beat
+        time.sleep(0.7)
+    said = capfd.readouterr().err.splitlines()
+    assert ends == [2, 2] and len(said) == 2
+    assert all("rank 1 has been silent" in line and "--resume" in line for line in said)
+
+
+def test_the_last_words_of_a_rank_reach_the_others(ends, capfd):
+    store = Table()
+    with Heartbeat(store, 0, 2):
+        with pytest.raises(ValueError), Heartbeat(store, 1, 2):
+            raise ValueError("the disk\nis full")
+        time.sleep(0.3)
+    assert "rank 1: the disk is full" in capfd.readouterr().err and ends == [2]
+
+
+def test_who_finds_out_by_itself_is_left_to_say_so(ends, capfd):
+    store = Table()
+    store.set(WORDS, "rank 1: gone")
+    with suppress(KeyError), Heartbeat(store, 0, 2):
+        time.sleep(0.03)
+        raise KeyError("an exchange failed")
+    time.sleep(0.2)
+    assert ends == [] and store[WORDS] == b"rank 1: gone"
+
+
+def test_a_store_that_is_gone_is_an_end_too(ends, capfd):
+    store = Table()
+    store.broken = True
+    with Heartbeat(store, 0, 2):
+        time.sleep(0.3)
+    assert ends == [2] and "the store that brought the ranks together is gone (connection reset)" in capfd.readouterr().err

@@ -1,0 +1,90 @@
+"""Whole runs under torchrun: the same figures, one log, a killed rank, and going on with another number of ranks."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from tiny import set_options
+
+# Without batch norm's own statistics a rank more or less is only another order of summation.
+SAME = {"model__freeze_batch_norm": True, "optim__iterations": 12, "optim__decay_at": (9,), "loss__reduction": "mean"}
+
+
+def start(world: int, *words: object) -> subprocess.Popen:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world), "-m", "xbm"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.Popen(
+        [*launcher, "train", *map(str, words)], env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+
+
+def finish(process: subprocess.Popen) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=300)
+    return process.returncode, out, err
+
+
+def own(photos: Path, folder: Path, **changes: object) -> list[object]:
+    return ["--data", photos, "--trunk", "small", "--out", folder, *set_options(**changes)]
+
+
+def worker(process: subprocess.Popen, rank: int) -> int:
+    """The process id of a rank."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    for pid in children:
+        if f"\0RANK={rank}\0".encode() in Path(f"/proc/{pid}/environ").read_bytes():
+            return int(pid)
+    raise LookupError(rank)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spread", ["replicated", "sharded"])
+def test_two_ranks_train_the_model_of_one(photos, tmp_path, spread):
+    figures = []
+    for world in (1, 2):
+        folder = tmp_path / str(world)
+        code, out, err = finish(start(world, *own(photos, folder, memory__spread=spread, **SAME)))
+        assert code == 0, err
+        assert out.strip().endswith(str(folder)) and out.count("recall@1") == 1, "one rank talks"
+        with (folder / "metrics.csv").open() as file:
+            figures.append(list(csv.DictReader(file)))
+    assert [row["step"] for row in figures[0]] == [row["step"] for row in figures[1]]
+    for one, two in zip(*figures):
+        for name in ("loss", "batch_loss", "memory_loss"):
+            assert float(two[name] or 0) == pytest.approx(float(one[name] or 0), rel=1e-3, abs=1e-4), (name, one, two)
+    states = [torch.load(tmp_path / str(world) / "checkpoints" / "last.pt", weights_only=True) for world in (1, 2)]
+    for name in ("row_labels", "row_ids", "stamps", "pointer", "count", "clock"):
+        assert torch.equal(states[0]["memory"][name], states[1]["memory"][name]), name
+    torch.testing.assert_close(states[0]["memory"]["rows"], states[1]["memory"]["rows"], rtol=0, atol=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spread", ["replicated", "sharded"])
+def test_a_killed_rank_ends_the_run_within_a_minute_and_others_go_on(photos, tmp_path, spread):
+    folder = tmp_path / "run"
+    changes = {"memory__spread": spread, "optim__iterations": 2000, "optim__decay_at": (1900,), "log__checkpoint_every": 10}
+    process = start(2, *own(photos, folder, **changes))
+    last = folder / "checkpoints" / "last.pt"
+    deadline = time.monotonic() + 120
+    while not last.exists() and time.monotonic() < deadline and process.poll() is None:
+        time.sleep(0.1)
+    os.kill(worker(process, 1), signal.SIGKILL)
+    begun = time.monotonic()
+    code, _, err = finish(process)
+    assert time.monotonic() - begun < 60 and code != 0
+    said = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert len(said) == 1 and "another process of this run has ended" in said[0] and "--resume" in said[0], err
+
+    config = (folder / "config.yaml").read_text()
+    at = int(torch.load(last, weights_only=True)["step"])
+    (folder / "config.yaml").write_text(config.replace("iterations: 2000", f"iterations: {at + 20}"))
+    code, _, err = finish(start(3, "--resume", folder))
+    assert code == 0, err
+    assert json.loads((folder / "result.json").read_text())["iterations"] == at + 20
