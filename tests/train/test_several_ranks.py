@@ -52,7 +52,7 @@ def test_two_ranks_train_the_model_of_one(photos, tmp_path, spread):
         folder = tmp_path / str(world)
         code, out, err = finish(start(world, *own(photos, folder, memory__spread=spread, **SAME)))
         assert code == 0, err
-        assert out.strip().endswith(str(folder)) and out.count("recall@1") == 1, "one rank talks"
+        assert out.strip().endswith(str(folder)) and out.count("recall@1 ") == 1, "one rank talks"
         with (folder / "metrics.csv").open() as file:
             figures.append(list(csv.DictReader(file)))
     assert [row["step"] for row in figures[0]] == [row["step"] for row in figures[1]]

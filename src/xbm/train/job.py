@@ -19,6 +19,7 @@ from xbm.errors import InputError, unknown
 from xbm.memory import statistics_kept
 from xbm.models import parameter_groups
 from xbm.models.fused import fuse
+from xbm.models.synchronised import synchronise
 from xbm.train import task
 from xbm.train.checkpoint import read_checkpoint, write_checkpoint
 from xbm.train.config import Config, flat, from_dict, to_dict
@@ -50,8 +51,11 @@ class Job:
         self.device = task.pick_device(config.device)
         torch.manual_seed(config.seed)
         self.model = task.model_of(config).to(self.device)
-        if self.device.type == "cuda":
+        if self.ranks.world > 1:
+            synchronise(self.model, self.ranks)
+        elif self.device.type == "cuda":
             fuse(self.model)
+        if self.device.type == "cuda":
             torch.backends.cudnn.benchmark = True  # shapes are fixed
         loss, world = task.loss_of(config), self.ranks.world
         self.loss_fn = GlobalLoss(loss, self.ranks) if world > 1 else loss
