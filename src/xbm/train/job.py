@@ -20,6 +20,7 @@ from xbm.models.fused import fuse
 from xbm.train import task
 from xbm.train.checkpoint import read_checkpoint, write_checkpoint
 from xbm.train.config import Config, flat, from_dict, to_dict
+from xbm.train.replay import Replayed
 from xbm.train.watch import Watch
 
 Batch = tuple[Tensor, Tensor, Tensor]  # images, labels, ids
@@ -70,6 +71,7 @@ class Job:
         images = self.feed.test(probes).to(self.device)
         every = config.log.every * math.ceil(10 / config.log.every)  # a line of metrics is then due whenever drift is
         self.drift = Drift(images, config.model.dim, every).to(self.device)
+        self.probed = Replayed(self.model)  # in eval mode, in full precision
         self.watch = Watch(config.memory.start if memory is not None else config.optim.iterations)
         self.tally = torch.zeros(len(TALLY), dtype=torch.float64, device=self.device)  # sums since the last line of metrics
         self.tallied = 0
@@ -124,7 +126,7 @@ class Job:
         """Initialises the memory with the warm model, unless the recipe leaves it empty."""
         if self.memory is not None and self.config.memory.fill:
             with self.autocast():
-                self.memory.fill(self.model, self.random_images())
+                self.memory.fill(Replayed(self.model), self.random_images())
 
     @torch.no_grad()
     def enqueue_extra(self, batches: list[Batch]) -> None:
@@ -180,7 +182,7 @@ class Job:
     def probe(self) -> Tensor:
         """(n, D): embeddings of the images whose drift is watched: a model that cannot embed them has diverged."""
         self.model.eval()
-        probed = self.model(self.drift.images)
+        probed = self.probed(self.drift.images)
         self.model.train()
         return probed
 
