@@ -12,6 +12,7 @@ import torch
 import triton
 
 COLUMNS, PARTS = 32, 128  # of a gradient, and of its parts, that are added up at a time
+MOST = (1 << 15) - 2  # anchors: the table numbers them with 16 bits
 PLACES = 1 << 15  # of the table of labels
 SCANS = 1024  # parts of the bank for which positives are counted, at most
 LISTED = 7 << 16  # entries in all lists of positives together, 12 bytes each
@@ -88,11 +89,6 @@ def plan(m: int, M: int, D: int, half: bool, heavy: bool, device: torch.device) 
     padded = triton.next_power_of_2(splits), triton.next_power_of_2(scans)
     sizes = triton.cdiv(D, COLUMNS), max(1, 1024 // scanned), max(1, triton.cdiv(M, 1024)), triton.cdiv(m * scans, 8192)
     return Plan(t, blocks, splits, per, scans, scanned, capacity(m, M), *sizes, *padded)
-
-
-def scan(m: int, M: int, device: torch.device) -> tuple[int, int]:
-    """How many programs look through M rows' labels or ids for each 64 anchors, and how many rows each."""
-    return _cut(M, 2 * resources(device)[0] // triton.cdiv(m, 64), 256)
 
 
 def capacity(m: int, M: int) -> int:
