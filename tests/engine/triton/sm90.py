@@ -101,7 +101,11 @@ def _torn(ttgir: str, stages: int) -> bool:
                 if made.group(2) in names:
                     names.add(made.group(1))
                 continue
-            if not inside or not names & set(re.findall(r"%(\w+)", line)):
+            defined = re.match(r"\s*%(\w+)(?::\d+)? = ", line)
+            uses = names & set(re.findall(r"%(\w+)", line[defined.end() :] if defined else line))
+            if defined and "ttg.local_alloc : ()" not in line:
+                names.discard(defined.group(1))  # names are given again in other regions
+            if not inside or not uses:
                 continue
             if "async_copy" in line:
                 copied = number

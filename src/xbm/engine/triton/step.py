@@ -136,8 +136,8 @@ def step(
     meet(
         key, (p.blocks, p.splits, 1), t.warps, t.stages, anchors, bank, *who, totals, lowest, listed, beaten,
         work, described, m, M, p.per, p.splits, cap, c.margin, c.beta, c.base,
-        c.kind, stats, by_id, by_slot, D, t.anchors, t.rows, t.columns, t.step, t.narrow, half, t.stages, stats or M <= SMALL,
-        t.rows > M, rises, headroom, scale, t.precision,
+        c.kind, stats, by_id, by_slot, D, t.anchors, t.rows, t.columns, t.step, t.narrow, half, t.stages if t.narrow else 1,
+        stats or M <= SMALL, t.rows > M, rises, headroom, scale, t.precision,
     )  # fmt: skip
     if c.kind == TRIPLET and cap < M:
         crowd_found, crowd_gradient = real(tiles.CROWD, m), real(m, D)
