@@ -26,7 +26,7 @@ install: $(READY)  ## make .venv from the hashed lock and install the package in
 demo: install  ## train with and without memory on built-in data and write a page that shows the difference
 	$(BIN)/python -m xbm demo
 
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 test: install  ## the tests (under 6 minutes on 2 cores)
 	$(PYTEST)

@@ -73,7 +73,8 @@ def about() -> dict[str, Any]:
         "python": sys.version.split()[0],
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-    return {**found, "command": "PYTHONPATH=src:. python3 " + " ".join(sys.argv)}
+    words = ["DIR" if before == "--out" else word for before, word in zip(sys.argv, sys.argv[1:])]  # where is nobody's business
+    return {**found, "command": " ".join(["PYTHONPATH=src:. python3 -m", f"benchmarks.{Path(sys.argv[0]).stem}", *words])}
 
 
 def collect(out: Path, ended: dict[str, str], seconds: float) -> None:

@@ -163,8 +163,10 @@ def test_leaving_the_loop_stops_the_workers(images):
 
 
 def test_ctrl_c_ends_a_run_at_once(images):
+    # What is started in the background of a shell ignores Ctrl-C, and so do its children: not so here.
     code = """
-import sys, numpy as np
+import signal, sys, numpy as np
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from pathlib import Path
 from xbm.data.feeds import Batches, DecodeFeed
 from xbm.data.images import ImageSet

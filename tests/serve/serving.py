@@ -15,7 +15,9 @@ def running(searchers: list[Searcher]) -> Iterator[str]:
     """Yields its address once, and ends it when asked again."""
     with listen("127.0.0.1", 0) as opened:
         app = create_app(searchers, access_to("127.0.0.1", [], None))
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
+        # A browser that is closed in the middle of a request leaves one that never ends.
+        config = uvicorn.Config(app, log_level="warning", lifespan="off", timeout_graceful_shutdown=2)
+        server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [opened]})
         thread.start()
         while not server.started:

@@ -23,6 +23,7 @@ from xbm.models.synchronised import synchronise
 from xbm.train import task
 from xbm.train.checkpoint import read_checkpoint, write_checkpoint
 from xbm.train.config import Config, flat, from_dict, to_dict
+from xbm.train.replay import Replayed
 from xbm.train.share import share_gradients
 from xbm.train.watch import Watch
 
@@ -80,6 +81,7 @@ class Job:
         images = self.feed.test(probes).to(self.device)
         every = config.log.every * math.ceil(10 / config.log.every)  # a line of metrics is then due whenever drift is
         self.drift = Drift(images, config.model.dim, every).to(self.device)
+        self.probed = Replayed(self.model)  # in eval mode, in full precision
         self.watch = Watch(config.memory.start if memory is not None else config.optim.iterations)
         self.tally = torch.zeros(len(TALLY), dtype=torch.float64, device=self.device)  # sums since the last line of metrics
         self.tallied = 0
@@ -135,8 +137,9 @@ class Job:
     def start_memory(self) -> None:
         """Initialises the memory with the warm model, unless the recipe leaves it empty."""
         if self.memory is not None and self.config.memory.fill:
+            alone = self.ranks.world == 1  # several ranks talk within a pass, about batch norm: that is not recorded
             with self.autocast():
-                self.memory.fill(self.model, self.random_images())
+                self.memory.fill(Replayed(self.model) if alone else self.model, self.random_images())
 
     @torch.no_grad()
     def enqueue_extra(self, batches: list[Batch]) -> None:
@@ -193,7 +196,7 @@ class Job:
     def probe(self) -> Tensor:
         """(n, D): embeddings of the images whose drift is watched: a model that cannot embed them has diverged."""
         self.model.eval()
-        probed = self.model(self.drift.images)
+        probed = self.probed(self.drift.images)
         self.model.train()
         return probed
 

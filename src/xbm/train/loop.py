@@ -65,7 +65,7 @@ def run(job: Job, start: int, metrics: Metrics, console: Console) -> None:
 
         done = step + 1
         last = done == config.optim.iterations
-        drifts = job.drift(done, model)  # θ after this step
+        drifts = job.drift(done, job.probed)  # θ after this step
         choosing = config.log.evaluate_every > 0 and done % config.log.evaluate_every == 0
         if done % config.log.every == 0 or choosing or last:
             row = line(job, step, anchors, drifts)

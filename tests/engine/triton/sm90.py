@@ -20,7 +20,7 @@ from xbm.engine.triton.launch import Kernel
 PROCESSORS, SHARED = 132, 227 * 1024  # of an H200
 TYPES = {
     torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float64: "*fp64",
-    torch.int64: "*i64", torch.int32: "*i32", torch.int8: "*i8", torch.uint8: "*u8", torch.bool: "*i1",
+    torch.int64: "*i64", torch.int32: "*i32", torch.int16: "*i16", torch.int8: "*i8", torch.uint8: "*u8", torch.bool: "*i1",
 }  # fmt: skip
 
 
@@ -101,7 +101,11 @@ def _torn(ttgir: str, stages: int) -> bool:
                 if made.group(2) in names:
                     names.add(made.group(1))
                 continue
-            if not inside or not names & set(re.findall(r"%(\w+)", line)):
+            defined = re.match(r"\s*%(\w+)(?::\d+)? = ", line)
+            uses = names & set(re.findall(r"%(\w+)", line[defined.end() :] if defined else line))
+            if defined and "ttg.local_alloc : ()" not in line:
+                names.discard(defined.group(1))  # names are given again in other regions
+            if not inside or not uses:
                 continue
             if "async_copy" in line:
                 copied = number

@@ -16,7 +16,7 @@ from xbm.engine.terms import Loss, from_spec
 from xbm.engine.triton import enqueue as queue
 from xbm.engine.triton.copies import newest_copies
 from xbm.engine.triton.launch import INTERPRETED, Kernel, number
-from xbm.engine.triton.plan import WIDEST, capacity
+from xbm.engine.triton.plan import MOST, WIDEST, capacity
 from xbm.engine.triton.step import Found, step
 from xbm.errors import InputError
 
@@ -26,7 +26,13 @@ TYPES = (torch.float32, torch.bfloat16, torch.float16)
 def supports(loss: Any, anchors: Tensor, rows: Tensor) -> bool:
     """Whether the kernels know the loss, the types and the sizes. Rows with a gradient, or the anchors: a batch."""
     m, M = anchors.shape[0], rows.shape[0]
-    if anchors.dtype not in TYPES or rows.dtype not in TYPES or not 0 < rows.shape[1] <= WIDEST or M >= 1 << 30 or m == 0:
+    if (
+        anchors.dtype not in TYPES
+        or rows.dtype not in TYPES
+        or not 0 < rows.shape[1] <= WIDEST
+        or M >= 1 << 30
+        or not 0 < m <= MOST
+    ):
         return False
     if loss.name == "triplet":  # the gradient of the rows looks a positive's weight up in its list
         return not rows.requires_grad or capacity(m, M) >= M

@@ -1,53 +1,52 @@
 # mypy: disable-error-code="no-untyped-def"
-"""Where a queue holds the newest copy of each anchor's image: a scan of the rows' ids, and a maximum over its parts."""
+"""Where a queue holds the newest copy of each anchor's image: every row's id is looked up in a table of the anchors' ids, as
+labels are for the positives, and the most recent of the rows with an id is its maximum."""
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from xbm.engine.triton import positives
 from xbm.engine.triton.launch import Kernel, number
-from xbm.engine.triton.plan import scan
+from xbm.engine.triton.plan import MOST, PLACES
+from xbm.engine.triton.positives import place_in_table
 from xbm.engine.triton.tiles import SIZES
 
 
 @triton.jit(do_not_specialize=SIZES)
-def seek(
-    ids, row_ids, stamps, pointer,
-    newest,  # out: (m, scans), how recent the newest copy in a part of the rows is, -1 if there is none
-    m, M, per, scans, BM: tl.constexpr, BN: tl.constexpr,
-):  # fmt: skip
-    i = tl.program_id(0) * BM + tl.arange(0, BM)
-    anchor_id = tl.load(ids + tl.minimum(i, m - 1))
-    first = tl.program_id(1) * per
-    last = tl.minimum(first + per, M)
-    oldest = tl.load(pointer).to(tl.int32)  # the slot before it was written last
-    best = tl.full((BM,), -1, tl.int32)
-    for start in range(first, last, BN):
-        j = start + tl.arange(0, BN)
-        here = j < last
-        same = (tl.load(row_ids + j, mask=here, other=-1)[None, :] == anchor_id[:, None]) & here[None, :]
-        if tl.max(tl.max(same.to(tl.int32), 1), 0) > 0:
-            written = tl.load(stamps + j, mask=here, other=-1) >= 0
-            recency = tl.where(j >= oldest, j - oldest, j - oldest + M)
-            best = tl.maximum(best, tl.max(tl.where(same & written[None, :], recency[None, :], -1), 1))
-    tl.store(newest + i * scans + tl.program_id(1), best, mask=i < m)
+def seek(ids, row_ids, stamps, pointer, table, newest, m, M, PLACES: tl.constexpr, BN: tl.constexpr):
+    """newest: (m,) zeros, changed in place: 1 for the oldest row of the queue, M for the newest."""
+    j = tl.program_id(0) * BN + tl.arange(0, BN)
+    here = j < M
+    row_id = tl.load(row_ids + j, mask=here, other=-1)
+    owner = tl.load(table + place_in_table(row_id, PLACES), mask=here, other=0).to(tl.int32)
+    same = (owner > 0) & (tl.load(ids + tl.maximum(owner - 1, 0), mask=owner > 0, other=0) == row_id)
+    several = here & (owner < 0)
+    if tl.max((same | several).to(tl.int32), 0) > 0:
+        written = tl.load(stamps + j, mask=here, other=-1) >= 0
+        oldest = tl.load(pointer).to(tl.int32)  # the slot before it was written last
+        recency = 1 + tl.where(j >= oldest, j - oldest, j - oldest + M)
+        # whole numbers: their maximum is the same in any order
+        tl.atomic_max(newest + tl.maximum(owner - 1, 0), recency, mask=same & written, sem="relaxed")
+        if tl.max(several.to(tl.int32), 0) > 0:
+            for i in range(0, m):
+                mine = several & written & (row_id == tl.load(ids + i))
+                tl.atomic_max(newest + i + tl.zeros((BN,), tl.int32), recency, mask=mine, sem="relaxed")
 
 
 @triton.jit(do_not_specialize=SIZES)
-def settle(newest, pointer, slots, M, scans, BS: tl.constexpr):
+def settle(ids, pointer, table, newest, slots, m, M, PLACES: tl.constexpr, BM: tl.constexpr):
     """slots: out, (m,)."""
-    i = tl.program_id(0)
-    best = tl.full((), -1, tl.int32)
-    for start in range(0, scans, BS):
-        s = start + tl.arange(0, BS)
-        best = tl.maximum(best, tl.max(tl.load(newest + i * scans + s, mask=s < scans, other=-1), 0))
-    slot = best + tl.load(pointer).to(tl.int32)
+    i = tl.program_id(0) * BM + tl.arange(0, BM)
+    owner = tl.load(table + place_in_table(tl.load(ids + i, mask=i < m, other=0), PLACES), mask=i < m, other=0).to(tl.int32)
+    best = tl.load(newest + tl.where(owner > 0, owner - 1, i), mask=i < m, other=0)
+    slot = best - 1 + tl.load(pointer).to(tl.int32)
     slot = tl.where(slot >= M, slot - M, slot)
-    tl.store(slots + i, tl.where(best >= 0, slot, -1).to(tl.int64))
+    tl.store(slots + i, tl.where(best > 0, slot, -1).to(tl.int64), mask=i < m)
 
 
-_seek, _settle = Kernel(seek), Kernel(settle)
+_mark, _seek, _settle = Kernel(positives.mark), Kernel(seek), Kernel(settle)
 
 
 def newest_copies(ids: Tensor, row_ids: Tensor, stamps: Tensor, pointer: Tensor) -> Tensor:
@@ -59,9 +58,12 @@ def newest_copies(ids: Tensor, row_ids: Tensor, stamps: Tensor, pointer: Tensor)
     slots = torch.empty_like(ids)
     if m == 0:
         return slots
-    scans, per = scan(m, M, ids.device)
-    newest = torch.empty((m, scans), dtype=torch.int32, device=ids.device)
-    key = number(ids.device, m, M) if ids.data_ptr() % 16 == 0 else None
-    _seek(key, (triton.cdiv(m, 64), scans, 1), 8, 2, ids, row_ids, stamps, pointer, newest, m, M, per, scans, 64, 256)
-    _settle(key, (m, 1, 1), 1, 2, newest, pointer, slots, M, scans, 128)
+    if m > MOST:
+        return torch.cat([newest_copies(some, row_ids, stamps, pointer) for some in ids.split(MOST)])
+    table = torch.empty(PLACES, dtype=torch.int16, device=ids.device)
+    newest = torch.empty(m, dtype=torch.int32, device=ids.device)
+    key = number("copies", ids.device) if ids.data_ptr() % 16 == 0 else None
+    _mark(key, (1 + triton.cdiv(m, 8192), 1, 1), 16, 1, ids, table, newest, m, 1, PLACES, 1024, 8192)
+    _seek(key, (triton.cdiv(M, 1024), 1, 1), 4, 1, ids, row_ids, stamps, pointer, table, newest, m, M, PLACES, 1024)
+    _settle(key, (triton.cdiv(m, 256), 1, 1), 4, 1, ids, pointer, table, newest, slots, m, M, PLACES, 256)
     return slots

@@ -192,8 +192,11 @@ def meet(
             product = tl.dot(a, tl.trans(v), input_precision=PRECISION)
         else:
             product = similarities(anchors, tile, known, n, i < m, live, D, BM, BN, BK, PRECISION)
-        S = tl.full((BM, BN), -INF, tl.float32)
-        if start < todo:  # always; but a compiler that saw two products in a row would lay out all warps along the anchors
+        if HALF:
+            S = tl.full((BM, BN), -INF, tl.float32)
+            if start < todo:  # always; a compiler that saw two products in a row would lay out all warps along the anchors
+                S = product + tl.where(live, 0.0, -INF)[None, :]
+        else:
             S = product + tl.where(live, 0.0, -INF)[None, :]
         anchor = label_low, label_high, id_low, id_high, slots - base_row.to(tl.int32)
         if STATS:

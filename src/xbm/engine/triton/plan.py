@@ -12,8 +12,9 @@ import torch
 import triton
 
 COLUMNS, PARTS = 32, 128  # of a gradient, and of its parts, that are added up at a time
-PLACES = 1 << 16  # of the table of labels
-SCANS = 1024  # at most so many programs look for positives
+MOST = (1 << 15) - 2  # anchors: the table numbers them with 16 bits
+PLACES = 1 << 15  # of the table of labels
+SCANS = 1024  # parts of the bank for which positives are counted, at most
 LISTED = 7 << 16  # entries in all lists of positives together, 12 bytes each
 LEAST_LISTED = 512  # entries in each
 WIDEST = 4096  # columns; beyond, streaming
@@ -67,13 +68,13 @@ class Plan(NamedTuple):
     blocks: int  # of anchors, times slices of columns
     splits: int
     per: int
-    scans: int  # the same for the kernels that look for positives
+    scans: int  # the same for the parts in which positives are looked for
     scanned: int
     capacity: int  # of an anchor's list of positives
-    anchor_blocks: int  # of 64
     column_blocks: int  # of COLUMNS
     group: int  # parts that `enlist` takes at a time
-    block: int  # rows that `count` looks through at a time
+    lookups: int  # programs of `count`, 1,024 rows each
+    clears: int  # programs of `mark` that clear counts, 8,192 each
     splits_padded: int  # to powers of two
     scans_padded: int
 
@@ -84,16 +85,10 @@ def plan(m: int, M: int, D: int, half: bool, heavy: bool, device: torch.device) 
     t = tiles(D, half, heavy, shared)
     blocks = triton.cdiv(m, t.anchors) * triton.cdiv(D, t.columns)
     splits, per = _cut(M, processors * t.per_processor // blocks, t.rows)
-    block = 256 if M <= 1 << 18 else 4096  # rows that are looked through at a time: of few, many programs; of many, long ones
-    scans, scanned = _cut(M, max(64, min(SCANS, (1 << 20) // m)), block)
+    scans, scanned = _cut(M, max(64, min(SCANS, (1 << 20) // m)), 256)
     padded = triton.next_power_of_2(splits), triton.next_power_of_2(scans)
-    sizes = triton.cdiv(m, 64), triton.cdiv(D, COLUMNS), max(1, 1024 // scanned), block
+    sizes = triton.cdiv(D, COLUMNS), max(1, 1024 // scanned), max(1, triton.cdiv(M, 1024)), triton.cdiv(m * scans, 8192)
     return Plan(t, blocks, splits, per, scans, scanned, capacity(m, M), *sizes, *padded)
-
-
-def scan(m: int, M: int, device: torch.device) -> tuple[int, int]:
-    """How many programs look through M rows' labels or ids for each 64 anchors, and how many rows each."""
-    return _cut(M, 2 * resources(device)[0] // triton.cdiv(m, 64), 256)
 
 
 def capacity(m: int, M: int) -> int:

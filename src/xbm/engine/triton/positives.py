@@ -1,17 +1,21 @@
 # mypy: disable-error-code="no-untyped-def"
 """The positives first: kernels that count and list the rows that share an anchor's label.
 
-Positives are few, so they are found by scanning the labels (8 bytes a row): `mark` notes the anchors' labels in a small table,
-`count` looks every row's label up there and compares only blocks of rows that may hold a positive, and `enlist`, one program
-an anchor, goes through the parts in which its positives are. Counting before listing needs no atomics and gives the same order
-every time. A list holds cap entries. Of an anchor with more, the count and the extreme similarities are still exact, and the
-kernels that read the list find the anchor's positives by scanning again.
+Positives are few, so they are found by looking at the labels (8 bytes a row): `mark` puts the anchors into a small table by
+their labels, `count` looks every row's label up there and counts, for each part of the bank, the rows that share it, and
+`enlist`, one program an anchor, goes through the parts that hold some. Counting needs no order and listing gives the same one
+every time. Anchors of one label share its counts; where two labels fall on the same place of the table, their rows are compared
+with every anchor. A list holds cap entries. Of an anchor with more, the count and the extreme similarities are still exact,
+and the kernels that read the list find the anchor's positives by scanning again.
 """
 
 import triton
 import triton.language as tl
 
 from xbm.engine.triton.tiles import INF, SIZES, may_meet, own_slots, similarities_of_one
+
+FREE = tl.constexpr(0)  # places of the table: nobody, the number of an anchor plus one, or several labels
+SEVERAL = tl.constexpr(-1)
 
 
 @triton.jit
@@ -21,66 +25,61 @@ def place_in_table(label, PLACES: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=SIZES)
-def mark(labels, table, m, PLACES: tl.constexpr, BM: tl.constexpr, BT: tl.constexpr):
-    """table: out, (PLACES,), 1 where an anchor's label falls and 0 elsewhere. One program."""
-    for start in range(0, PLACES, BT):
-        tl.store(table + start + tl.arange(0, BT), tl.zeros((BT,), tl.int8))
-    tl.debug_barrier()
-    for start in range(0, m, BM):
-        i = start + tl.arange(0, BM)
-        place = place_in_table(tl.load(labels + i, mask=i < m, other=0), PLACES)
-        tl.store(table + place, tl.full((BM,), 1, tl.int8), mask=i < m)
+def mark(
+    labels,
+    table,  # out: (PLACES,)
+    counts,  # out: (m, scans), zeros
+    m, scans, PLACES: tl.constexpr, BM: tl.constexpr, BT: tl.constexpr,
+):  # fmt: skip
+    """Program 0 makes the table, the others clear the counts."""
+    block = tl.program_id(0)
+    if block > 0:
+        at = (block - 1).to(tl.int64) * BT + tl.arange(0, BT)
+        tl.store(counts + at, tl.zeros((BT,), tl.int32), mask=at < m.to(tl.int64) * scans)
+    else:
+        for start in range(0, PLACES, BT):
+            tl.store(table + start + tl.arange(0, BT), tl.full((BT,), FREE, tl.int16))
+        tl.debug_barrier()
+        for start in range(0, m, BM):
+            i = start + tl.arange(0, BM)
+            place = place_in_table(tl.load(labels + i, mask=i < m, other=0), PLACES)
+            tl.store(table + place, (i + 1).to(tl.int16), mask=i < m)
+        tl.debug_barrier()
+        for start in range(0, m, BM):
+            i = start + tl.arange(0, BM)
+            label = tl.load(labels + i, mask=i < m, other=0)
+            place = place_in_table(label, PLACES)
+            owner = tl.load(table + place, mask=i < m, other=0).to(tl.int32)
+            other = tl.load(labels + tl.maximum(owner - 1, 0), mask=i < m, other=0)
+            tl.store(table + place, tl.full((BM,), SEVERAL, tl.int16), mask=(i < m) & (other != label))
 
 
 @triton.jit(do_not_specialize=SIZES)
-def count(
-    row_labels, stamps, row_ids, labels, ids, own, pointer,  # who meets whom
-    table,
-    counts,  # out: (m, scans), positives that each program found
-    m, M, per, scans,
-    BY_ID: tl.constexpr, BY_SLOT: tl.constexpr, PLACES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, SUB: tl.constexpr,
-    FEW: tl.constexpr,
-):  # fmt: skip
-    i = tl.program_id(0) * BM + tl.arange(0, BM)
-    known = tl.minimum(i, m - 1)
-    scan = tl.program_id(1)
-    label = tl.load(labels + known)
-    anchor_ids = tl.load(ids + known) if BY_ID else label
-    slots = own_slots(own, pointer, known, m, M, BY_SLOT)
-    first = scan * per
-    last = tl.minimum(first + per, M)
-    found = tl.zeros((BM,), tl.int32)
-    for start in range(first, last, BN):
-        block = start + tl.arange(0, BN)
-        place = place_in_table(tl.load(row_labels + block, mask=block < last, other=0), PLACES)
-        marked = tl.load(table + place, mask=block < last, other=0).to(tl.int32)
-        some = tl.sum(marked, 0)
-        if some > FEW:
-            for part in range(start, tl.minimum(start + BN, last), SUB):
-                j = part + tl.arange(0, SUB)
-                here = j < last
-                good = (tl.load(row_labels + j, mask=here, other=0)[None, :] == label[:, None]) & here[None, :]
-                good = good & may_meet(j, here, stamps, row_ids, anchor_ids, slots, BY_ID, BY_SLOT)
-                found += tl.sum(good.to(tl.int32), 1)
-        elif some > 0:  # one by one
-            at = start - 1
-            for _ in range(0, some):
-                at = tl.min(tl.where((marked > 0) & (block > at), block, last), 0)
-                row = at + tl.arange(0, 1)
-                met = may_meet(row, row < last, stamps, row_ids, anchor_ids, slots, BY_ID, BY_SLOT)
-                met = met & (tl.load(row_labels + row)[None, :] == label[:, None])
-                found += tl.sum(met.to(tl.int32), 1)
-    tl.store(counts + i.to(tl.int64) * scans + scan, found, mask=i < m)
+def count(row_labels, labels, table, counts, m, M, per, scans, PLACES: tl.constexpr, BN: tl.constexpr):
+    """counts: (m, scans), changed in place: rows of each part that share a label, under one of the anchors with it."""
+    j = tl.program_id(0) * BN + tl.arange(0, BN)
+    here = j < M
+    row_label = tl.load(row_labels + j, mask=here, other=0)
+    owner = tl.load(table + place_in_table(row_label, PLACES), mask=here, other=0).to(tl.int32)
+    same = (owner > 0) & (tl.load(labels + tl.maximum(owner - 1, 0), mask=owner > 0, other=0) == row_label) & here
+    one = tl.full((BN,), 1, tl.int32)
+    part = j // per
+    tl.atomic_add(counts + tl.maximum(owner - 1, 0).to(tl.int64) * scans + part, one, mask=same, sem="relaxed")
+    several = here & (owner < 0)
+    if tl.max(several.to(tl.int32), 0) > 0:
+        for i in range(0, m):
+            mine = several & (row_label == tl.load(labels + i))
+            tl.atomic_add(counts + i * scans + part, one, mask=mine, sem="relaxed")
 
 
 @triton.jit(do_not_specialize=SIZES)
 def enlist(
     anchors, rows, row_labels, stamps, row_ids, labels, ids, own, pointer,
-    counts,
+    table, counts,
     totals, lowest, highest,  # out: (m,), how many positives an anchor has, and their extreme similarities
     listed, places, beaten,  # out: (m, cap), similarities, rows, and zeros to count in
     m, M, per, scans, group, cap,
-    BY_ID: tl.constexpr, BY_SLOT: tl.constexpr, D: tl.constexpr,
+    BY_ID: tl.constexpr, BY_SLOT: tl.constexpr, D: tl.constexpr, PLACES: tl.constexpr,
     SP: tl.constexpr, BN: tl.constexpr, BP: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     i = tl.program_id(0)
@@ -88,9 +87,11 @@ def enlist(
     label = tl.load(labels + i)
     slot = own_slots(own, pointer, me, m, M, BY_SLOT)
     anchor_id = tl.load(ids + me) if BY_ID else slot
+    owner = tl.load(table + place_in_table(label, PLACES)).to(tl.int32)
+    owner = tl.where(owner > 0, owner - 1, i)
     scan = tl.arange(0, SP)
-    each = tl.load(counts + i.to(tl.int64) * scans + scan, mask=scan < scans, other=0)
-    many = tl.sum(each, 0)
+    each = tl.load(counts + owner.to(tl.int64) * scans + scan, mask=scan < scans, other=0)
+    at_most = tl.sum(each, 0)  # the anchor itself and rows never written among them
     seen = 0
     low = INF
     high = -INF
@@ -107,7 +108,7 @@ def enlist(
                 at = seen + tl.cumsum(good.to(tl.int32), 0) - 1
                 tl.store(places + i * cap + at, j, mask=good & (at < cap))
                 seen += tl.sum(good.to(tl.int32), 0)
-                if many > cap:  # not all of them will be in the list
+                if at_most > cap:  # perhaps not all of them will be in the list
                     for part in range(0, BN, BP):
                         some = start + part + tl.arange(0, BP)
                         inside = some < last
@@ -120,15 +121,15 @@ def enlist(
                             high = tl.maximum(high, tl.max(tl.where(these, s_some, -INF), 0))
         at_part = tl.min(tl.where((each > 0) & (scan >= at_part + group), scan, SP), 0)
     tl.debug_barrier()
-    for start in range(0, tl.minimum(many, cap), BP):
+    for start in range(0, tl.minimum(seen, cap), BP):
         k = start + tl.arange(0, BP)
-        good = k < tl.minimum(many, cap)
+        good = k < tl.minimum(seen, cap)
         j = tl.load(places + i * cap + k, mask=good, other=0)
         s = similarities_of_one(anchors, rows, i, j, good, D, BP, BK)
         low = tl.minimum(low, tl.min(tl.where(good, s, INF), 0))
         high = tl.maximum(high, tl.max(tl.where(good, s, -INF), 0))
         tl.store(listed + i * cap + k, s, mask=good)
         tl.store(beaten + i * cap + k, tl.zeros((BP,), tl.int32), mask=good)
-    tl.store(totals + i, many)
+    tl.store(totals + i, seen)
     tl.store(lowest + i, low)
     tl.store(highest + i, high)

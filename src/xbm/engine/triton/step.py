@@ -120,18 +120,15 @@ def step(
     who = (row_labels, stamps, row_ids, labels, ids, own, pointer)
     totals = lowest = highest = listed = places = beaten = crowd_found = crowd_gradient = None
     if c.kind != BOTH:
-        table = torch.empty(PLACES, dtype=torch.int8, device=device)
+        table = torch.empty(PLACES, dtype=torch.int16, device=device)
         counts = torch.empty((m, p.scans), dtype=torch.int32, device=device)
         totals, places, beaten = (torch.empty(shape, dtype=torch.int32, device=device) for shape in ((m,), (m, cap), (m, cap)))
         lowest, highest, listed = real(m), real(m), real(m, cap)
-        mark(key, (1, 1, 1), 16, 1, labels, table, m, PLACES, 1024, 16384)
-        count(
-            key, (p.anchor_blocks, p.scans, 1), 8, 2, *who, table, counts, m, M, p.scanned, p.scans,
-            by_id, by_slot, PLACES, 64, p.block, 64, 8,
-        )  # fmt: skip
+        mark(key, (1 + p.clears, 1, 1), 16, 1, labels, table, counts, m, p.scans, PLACES, 1024, 8192)
+        count(key, (p.lookups, 1, 1), 4, 1, row_labels, labels, table, counts, m, M, p.scanned, p.scans, PLACES, 1024)
         enlist(
-            key, (m, 1, 1), 8, 2, anchors, bank, *who, counts, totals, lowest, highest, listed, places, beaten,
-            m, M, p.scanned, p.scans, p.group, cap, by_id, by_slot, D, p.scans_padded, max(1024, p.block), 16, 128,
+            key, (m, 1, 1), 8, 2, anchors, bank, *who, table, counts, totals, lowest, highest, listed, places, beaten,
+            m, M, p.scanned, p.scans, p.group, cap, by_id, by_slot, D, PLACES, p.scans_padded, 1024, 16, 128,
         )  # fmt: skip
     described = None
     if M > SMALL and half and t.narrow:
@@ -139,8 +136,8 @@ def step(
     meet(
         key, (p.blocks, p.splits, 1), t.warps, t.stages, anchors, bank, *who, totals, lowest, listed, beaten,
         work, described, m, M, p.per, p.splits, cap, c.margin, c.beta, c.base,
-        c.kind, stats, by_id, by_slot, D, t.anchors, t.rows, t.columns, t.step, t.narrow, half, t.stages, stats or M <= SMALL,
-        t.rows > M, rises, headroom, scale, t.precision,
+        c.kind, stats, by_id, by_slot, D, t.anchors, t.rows, t.columns, t.step, t.narrow, half, t.stages if t.narrow else 1,
+        stats or M <= SMALL, t.rows > M, rises, headroom, scale, t.precision,
     )  # fmt: skip
     if c.kind == TRIPLET and cap < M:
         crowd_found, crowd_gradient = real(tiles.CROWD, m), real(m, D)

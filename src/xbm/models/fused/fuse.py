@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from xbm.models.fused.batch_norm import PLAIN, batch_norm_act
+from xbm.models.fused.branches import beside
 from xbm.models.fused.layout import readable
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -147,6 +148,10 @@ def _basic_conv(self: Any, x: Tensor) -> Tensor:
     return _then(self.bn, self.conv(x), "relu")
 
 
+def _inception(self: Any, x: Tensor) -> Tensor:
+    return torch.cat(beside((self.branch1, self.branch2, self.branch3, self.branch4), x), 1)
+
+
 def _basic_block(self: Any, x: Tensor) -> Tensor:
     y = self.bn2(self.conv2(_then(self.bn1, self.conv1(x), "relu")))
     y += x if self.downsample is None else self.downsample(x)
@@ -169,6 +174,7 @@ FORWARDS: dict[str, Callable] = {
     SEQUENTIAL: _sequential,
     MAX_POOL: _pool,
     "torchvision.models.googlenet.BasicConv2d": _basic_conv,
+    "torchvision.models.googlenet.Inception": _inception,
     "torchvision.models.resnet.BasicBlock": _basic_block,
     "torchvision.models.resnet.Bottleneck": _bottleneck,
 }

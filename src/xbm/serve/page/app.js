@@ -221,8 +221,11 @@ $("home").addEventListener("click", (event) => {
   go(NOTHING);
 });
 
+let suggesting = 0;
 async function suggest() {
+  const turn = ++suggesting;
   const found = await call(`/api/labels?${query({ contains: label() })}`).catch(() => ({ labels: [] }));
+  if (turn !== suggesting) return;  // a later question has been asked: its answer may be there already
   $("labels").replaceChildren(...found.labels.map((each) => Object.assign(document.createElement("option"), { value: each.label })));
 }
 function refilter() {

@@ -1,0 +1,127 @@
+"""Writes docs/gpu.md from benchmarks/results/h200-*.json: no figure in it is typed by hand.
+
+python -m benchmarks.gpu_page
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+PAGE = ROOT / "docs" / "gpu.md"
+
+HEAD = """# On a GPU
+
+All figures: one NVIDIA H200; the files under `benchmarks/results/` hold them with versions, command and date, the CSV files
+every repeat. This page is written from them by `python -m benchmarks.gpu_page`.
+"""
+
+
+def read(name: str) -> dict[str, Any] | None:
+    path = RESULTS / f"h200-{name}.json"
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def table(heads: list[str], rows: list[list[str]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
+def source(found: dict[str, Any]) -> str:
+    commit = f", commit {found['commit']}" if "commit" in found else ""
+    return f"`{found['command']}`, {found['date'][:10]}, torch {found['torch']}, Triton {found['triton']}{commit}.\n"
+
+
+def losses() -> str:
+    """One step of the loss at every size: ours in a graph and called plainly, the time to read the bank, the others."""
+    found = read("losses")
+    if found is None:
+        return "Not measured yet.\n"
+    cases: dict[str, dict[str, dict[str, Any]]] = {}
+    for case in found["cases"]:
+        cases.setdefault(case["part"], {})[case["case"]] = case
+    parts = []
+    for part, by_name in cases.items():
+        if "x" not in part:
+            continue
+        rows, columns = (int(side) for side in part.split("x"))
+        shown = []
+        for name, case in by_name.items():
+            if "ms" not in case:
+                continue
+            over = f"{case['over_reading']:.2f}×" if "over_reading" in case else ""
+            shown.append([name, f"{case['ms']:.4f}", over])
+        parts.append(f"### {rows:,} rows of {columns}, bfloat16\n\n" + table(["", "ms", "of reading the bank once"], shown))
+    return source(found) + "\n" + "\n".join(parts)
+
+
+def checks() -> str:
+    found = read("check")
+    if found is None:
+        return "Not measured yet.\n"
+    done = [case for case in found["cases"] if "error" not in case]
+    rows = []
+    for kind, dtype in sorted({(case["kind"], case["type"]) for case in done}):
+        some = [case for case in done if (case["kind"], case["type"]) == (kind, dtype)]
+        worst = (f"{max(case[key] for case in some):.1e}" for key in ("loss", "gradient"))
+        rows.append([kind, dtype.removeprefix("torch."), str(len(some)), str(sum(case["good"] for case in some)), *worst])
+    heads = ["loss", "bank", "shapes", "within bounds", "worst relative error of the loss", "of the gradient"]
+    return source(found) + "\n" + table(heads, rows)
+
+
+def training() -> str:
+    found = read("training")
+    if found is None:
+        return "Not measured yet.\n"
+    base = next(case["ms"] for case in found["cases"] if case["case"] == "no memory")
+    rows = [
+        [case["case"], f"{case['ms']:.2f}", "" if "batch" in case["case"] else f"{100 * (case['ms'] / base - 1):+.1f} %",
+         f"{case['peak_gb']:.2f}", f"{case['bank_gb']:.3f}"]
+        for case in found["cases"]
+    ]  # fmt: skip
+    heads = ["GoogLeNet, 224², 512-d", "ms an iteration", "more than without memory", "peak GB, less the images", "bank GB"]
+    return source(found) + "\n" + table(heads, rows)
+
+
+def schedule() -> str:
+    found = read("schedule")
+    if found is None:
+        return "Not measured yet.\n"
+    seconds = found["seconds"]
+    said = (
+        f"{found['iterations']:,} iterations, batch 64, R_M = 1, {found['images']:,} images made up at random: "
+        f"{seconds['in all']:.0f} s from a prepared store to the scores. Of these {seconds['load']:.0f} s loading, "
+        f"{seconds['train']:.0f} s training (warm-up, filling the memory, metrics and checkpoints among it: "
+        f"{found['ms_per_iteration']:.2f} ms an iteration) and {seconds['score']:.0f} s scoring 60,502 images.\n"
+    )
+    return source(found) + "\n" + said
+
+
+def networks() -> str:
+    found = read("network")
+    if found is None:
+        return "Not measured yet.\n"
+    rows = [
+        [run["trunk"], f"{run['plain']['ms']:.2f}", f"{run['fused']['ms']:.2f}",
+         f"{run['plain']['peak_gb']:.2f}", f"{run['fused']['peak_gb']:.2f}"]
+        for run in found["runs"]
+    ]  # fmt: skip
+    heads = ["batch 64 at 224², one CUDA graph", "torch's kernels, ms", "fused, ms", "GB", "GB fused"]
+    return f"`{found['command']}`, commit {found['commit']}.\n\n" + table(heads, rows)
+
+
+def page() -> str:
+    sections = {
+        "One step of the loss": losses(),
+        "Against float64, on random shapes": checks(),
+        "A training step with and without memory": training(),
+        "The paper's schedule": schedule(),
+        "The networks": networks(),
+    }
+    return HEAD + "".join(f"\n## {title}\n\n{text}" for title, text in sections.items())
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
+    print(PAGE)
