@@ -18,9 +18,7 @@ def find_copies(rows: Tensor) -> tuple[Tensor, Tensor]:
     """
     count, dim = rows.shape
     step = max(1, 2**18 // dim)  # small enough to stay in a CPU's cache
-    weights = torch.randint(-(2**62), 2**62, (dim,), generator=torch.Generator().manual_seed(0)).to(rows.device) * 2 + 1
-    parts = [(part.view(torch.int32) * weights).sum(1) for part in rows.split(step)]
-    hashes, order = torch.cat(parts).sort(stable=True)
+    hashes, order = row_hashes(rows).sort(stable=True)
     place = torch.arange(count, device=rows.device)
     starts = torch.ones(count, dtype=torch.bool, device=rows.device)
     starts[1:] = hashes[1:] != hashes[:-1]
@@ -30,3 +28,11 @@ def find_copies(rows: Tensor) -> tuple[Tensor, Tensor]:
     pairs = zip(again.split(step), first.split(step), strict=True)
     equal = torch.cat([(rows[a] == rows[b]).all(1) for a, b in pairs])
     return again[equal], first[equal]
+
+
+def row_hashes(rows: Tensor, seed: int = 0) -> Tensor:
+    """(N,) int64, equal for equal rows of (N, D) float32 and hardly ever for others."""
+    dim = rows.shape[1]
+    weights = torch.randint(-(2**62), 2**62, (dim,), generator=torch.Generator().manual_seed(seed)).to(rows.device) * 2 + 1
+    step = max(1, 2**18 // dim)
+    return torch.cat([(part.view(torch.int32) * weights).sum(1) for part in rows.split(step)])

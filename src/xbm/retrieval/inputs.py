@@ -33,6 +33,10 @@ class Sets:
     ids: Tensor | None
     gallery_ids: Tensor | None
 
+    @property
+    def copied(self) -> int:
+        return len(self.copies[0])
+
 
 def read_sets(
     embeddings: Any,

@@ -10,7 +10,9 @@ from torch import Tensor
 from xbm.distributed import Ranks
 from xbm.errors import InputError
 from xbm.retrieval.inputs import read_ks, read_sets
-from xbm.retrieval.ranks import Ranking, rank
+from xbm.retrieval.ranks import Ranking, rank, ranks_of
+from xbm.retrieval.spread import read_spread
+from xbm.retrieval.spread_ranks import spread_ranks
 
 
 def evaluate(
@@ -40,7 +42,8 @@ def evaluate(
         gallery: (G, D); `gallery_labels`: (G,).
         ids: (N,) integers or text that name the instance (image) a row came from; `gallery_ids`: (G,).
         ks: the K of Recall@K. A K beyond the gallery counts as the size of the gallery.
-        ranks: the processes that share the work, all of which call this with the same arrays; the result is the same on each.
+        ranks: processes over which the embeddings are spread. Each gives its own rows, consecutive ones in the order of the
+            ranks, and the labels and ids of all rows; the scores are those of one process, the same on each.
 
     Returns:
         Fractions `recall@K` for each K (a relevant row is among the first K), `map@r`, `r_precision`, `map` (average precision
@@ -57,7 +60,7 @@ def evaluate(
         (0.75, 0.75, 0.75)
     """
     ks = read_ks(ks)
-    ranking = _rank(embeddings, labels, gallery, gallery_labels, ids, gallery_ids, ranks=ranks)
+    ranking = _rank(ranks, embeddings, labels, gallery, gallery_labels, ids, gallery_ids)
     counts = ranking.relevant > 0
     first = ranking.first[counts]
     scores = {f"recall@{k}": (first <= k).double().mean().item() for k in ks}
@@ -76,6 +79,7 @@ def cumulative(
     gallery_ids: Any = None,
     *,
     up_to: int,
+    ranks: Ranks | None = None,
 ) -> Tensor:
     """The curve of Recall@K for K = 1 … `up_to`, as `evaluate` would give it: (up_to,) float64 on the CPU.
 
@@ -86,18 +90,21 @@ def cumulative(
         [0.75, 0.75, 1.0]
     """
     read_ks([up_to])
-    ranking = _rank(embeddings, labels, gallery, gallery_labels, ids, gallery_ids)
+    ranking = _rank(ranks, embeddings, labels, gallery, gallery_labels, ids, gallery_ids)
     first = ranking.first[ranking.relevant > 0]
     found = torch.bincount(first.clamp(max=up_to + 1), minlength=up_to + 2)[1 : up_to + 1]
     return found.cumsum(0).double() / len(first)
 
 
-def _rank(*arrays: Any, ranks: Ranks | None = None) -> Ranking:
-    ranking = rank(read_sets(*arrays), ranks)
+def _rank(ranks: Ranks | None, *arrays: Any) -> Ranking:
+    if ranks is None or ranks.world == 1:
+        ranking = rank(read_sets(*arrays), ranks_of)
+    else:
+        ranking = rank(read_spread(ranks, *arrays), spread_ranks)
     without = int((ranking.relevant == 0).sum())
     if without == len(ranking.relevant):
         raise InputError("no query has a relevant item: every label occurs only once, or queries and gallery share no label")
-    if without:
+    if without and (ranks is None or ranks.first):
         warnings.warn(
             f"{without} of {len(ranking.relevant)} queries have no relevant item and are left out of every mean",
             stacklevel=3,

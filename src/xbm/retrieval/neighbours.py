@@ -5,16 +5,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from xbm.distributed import Ranks
 from xbm.errors import InputError
 from xbm.retrieval.copies import find_copies
 from xbm.retrieval.inputs import read_embeddings, read_keys, read_unit_rows, same_dim, same_length
+from xbm.retrieval.order import LOW, ordered_keys
 from xbm.retrieval.same_key import SameKey
 from xbm.retrieval.similarity import block_size, full_precision, padded
+from xbm.retrieval.spread_neighbours import spread_nearest
 
-LOW = 2**32 - 1
 
-
-def nearest(query: Any, gallery: Any, k: int, query_ids: Any = None, gallery_ids: Any = None) -> tuple[Tensor, Tensor]:
+def nearest(
+    query: Any, gallery: Any, k: int, query_ids: Any = None, gallery_ids: Any = None, ranks: Ranks | None = None
+) -> tuple[Tensor, Tensor]:
     """The k most similar gallery rows of each query, best first; of equal ones the lower index comes first.
 
     Similarity is the cosine, as in `evaluate`. With both ids given, rows of the query's own id are left out; places that are
@@ -24,6 +27,7 @@ def nearest(query: Any, gallery: Any, k: int, query_ids: Any = None, gallery_ids
         query: (Q, D); `gallery`: (G, D), tensors or arrays of any float type.
         k: how many; at most the whole gallery is returned.
         query_ids: (Q,) integers or text; `gallery_ids`: (G,).
+        ranks: as in `evaluate`: each gives its own rows and all ids, and all get the neighbours of all queries.
 
     Returns:
         Similarities (Q, min(k, G)) float32 and indices into the gallery, int64, on the device of `query`.
@@ -38,6 +42,8 @@ def nearest(query: Any, gallery: Any, k: int, query_ids: Any = None, gallery_ids
         raise InputError(f"k is {k!r}: ask for a whole number of neighbours from 1")
     if (query_ids is None) != (gallery_ids is None):
         raise InputError("ids of queries and gallery go together: give query_ids and gallery_ids, or neither")
+    if ranks is not None and ranks.world > 1:
+        return spread_nearest(ranks, query, gallery, k, query_ids, gallery_ids)
     rows = read_embeddings("query", query)
     searched = read_embeddings("gallery", gallery).to(rows.device)
     same_dim(rows, searched)
@@ -69,11 +75,7 @@ def _nearest(
             S[:, again] = S[:, first]
             if excluded:
                 S.scatter_(1, excluded.rows(chosen, width), -torch.inf)
-            # The order of floats is that of their bits once negative ones are turned over; below them sits the index,
-            # so that no two keys are equal and the order of ties is not left to topk. Adding 0 makes -0 equal to 0.
-            bits = (S + 0.0).view(torch.int32)
-            keys = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(torch.int64).bitwise_left_shift_(32).add_(low)
-            place = LOW - (keys.topk(k, dim=1).values[: len(block)] & LOW)
+            place = LOW - (ordered_keys(S, low).topk(k, dim=1).values[: len(block)] & LOW)
             similarity = S[: len(block)].gather(1, place)
             similarities[block] = similarity
             indices[block] = place.masked_fill_(similarity == -torch.inf, -1)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from xbm.distributed import Ranks
 from xbm.errors import InputError
-from xbm.retrieval.inputs import read_embeddings, read_keys, same_length
+from xbm.retrieval.inputs import read_embeddings, read_keys
 from xbm.retrieval.metrics import evaluate
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ def evaluate_one_per_class(
         labels: (N,) integers or text.
         ks: the K of Recall@K.
         repeats: how many galleries are drawn; the same ones for the same seed, whatever the device.
+        ranks: as in `evaluate`.
 
     Returns:
         The means over the repeats under the names of `evaluate`, and the standard deviation between repeats (n - 1 in the
@@ -34,19 +35,19 @@ def evaluate_one_per_class(
     """
     if repeats < 1:
         raise InputError(f"repeats is {repeats}: draw the gallery at least once")
-    rows = read_embeddings("embeddings", embeddings)
+    rows, (start, total) = _read(ranks, "embeddings", embeddings)
     keys, _ = read_keys("labels", labels, None, torch.device("cpu"))
-    same_length("labels", keys, "embeddings", rows)
     assert keys is not None
+    if len(keys) != total:
+        raise InputError(f"{len(keys)} labels for {total} rows of embeddings: give one for each row")
     generator = torch.Generator().manual_seed(seed)
     runs = []
     for _ in range(repeats):
         chosen = _one_per_class(keys, generator)
-        query, gallery = (~chosen).nonzero()[:, 0], chosen.nonzero()[:, 0]
-        if not len(query):
+        if chosen.all():
             raise InputError("every class has one image only: nothing is left to query with")
-        queries, searched = rows[query.to(rows.device)], rows[gallery.to(rows.device)]
-        runs.append(evaluate(queries, keys[query], searched, keys[gallery], ks=ks, ranks=ranks))
+        searched = chosen[start : start + len(rows)].to(rows.device)
+        runs.append(evaluate(rows[~searched], keys[~chosen], rows[searched], keys[chosen], ks=ks, ranks=ranks))
     table = {name: torch.tensor([run[name] for run in runs], dtype=torch.float64) for name in runs[0]}
     counts = {name: runs[0][name] for name in ("queries", "without_relevant")}
     means = {name: column.mean().item() for name, column in table.items() if name not in counts}
@@ -61,9 +62,10 @@ def score(
 
     A protocol without a gallery compares each query with all others (leave-one-out). One that also asks for one image per
     class gets both: `recall@1` is leave-one-out, `one_per_class/recall@1` and `one_per_class/recall@1_std` the other.
+    With `ranks` each gives the embeddings of its own consecutive images, in the order of the ranks.
     """
-    queries = read_embeddings("query embeddings", query_embeddings)
-    _expect(protocol.name, "query", len(queries), len(protocol.query))
+    queries, (_, total) = _read(ranks, "query embeddings", query_embeddings)
+    _expect(protocol.name, "query", total, len(protocol.query))
     labels = torch.as_tensor(protocol.query.labels)
     if protocol.gallery is None:
         if gallery_embeddings is not None:
@@ -72,14 +74,24 @@ def score(
     else:
         if gallery_embeddings is None:
             raise InputError(f"{protocol.name} has a gallery of {len(protocol.gallery)}: give its embeddings too")
-        gallery = read_embeddings("gallery embeddings", gallery_embeddings)
-        _expect(protocol.name, "gallery", len(gallery), len(protocol.gallery))
+        gallery, (_, total) = _read(ranks, "gallery embeddings", gallery_embeddings)
+        _expect(protocol.name, "gallery", total, len(protocol.gallery))
         gallery_labels = torch.as_tensor(protocol.gallery.labels)
         scores = evaluate(queries, labels, gallery, gallery_labels, ks=protocol.ks, ranks=ranks)
     if protocol.one_per_class:
         other = evaluate_one_per_class(queries, labels, ks=protocol.ks, repeats=protocol.one_per_class, ranks=ranks)
         scores |= {f"one_per_class/{name}": value for name, value in other.items()}
     return scores
+
+
+def _read(ranks: Ranks | None, name: str, values: Any) -> tuple[Tensor, tuple[int, int]]:
+    """The rows, the number of the first one in the whole set, and how many that has."""
+    if ranks is None or ranks.world == 1:
+        rows = read_embeddings(name, values)
+        return rows, (0, len(rows))
+    rows = torch.as_tensor(values)  # a rank may have none
+    sizes = ranks.stack(torch.tensor([len(rows)]), "sizes").flatten().tolist()
+    return rows, (sum(sizes[: ranks.rank]), sum(sizes))
 
 
 def _one_per_class(labels: Tensor, generator: torch.Generator) -> Tensor:

@@ -9,19 +9,20 @@ item an equal similarity counts (s ≥ t, which is s > the next float below t), 
 that holds the item itself is looked at row by row.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from xbm.distributed import Ranks
 from xbm.retrieval.inputs import Sets
 from xbm.retrieval.same_key import SameKey
 from xbm.retrieval.similarity import GALLERY_MULTIPLE, QUERY_MULTIPLE, block_size, full_precision, padded
 
 STRIP = GALLERY_MULTIPLE  # at most 255: a strip's count is kept in one byte
 SORT_ABOVE = 128
+S = TypeVar("S", bound=Sets)
 NEVER = torch.iinfo(torch.int64).max  # the rank of an item that does not count
 
 
@@ -44,10 +45,10 @@ class Ranking:
     r_precision: Tensor
 
 
-def rank(sets: Sets, ranks: Ranks | None = None) -> Ranking:
+def rank(sets: S, ranks_of: Callable[[S, Tensor, Tensor, Tensor | None, int, "Work"], Tensor]) -> Ranking:
     """Ranks the gallery for every query. The device is waited for before the first block and after the last, not between.
 
-    Several processes take the blocks of queries in turn: each block is one process's, so the bits are those of a single one.
+    `ranks_of` meets a block of queries: the function of that name below, or `spread_ranks` for a gallery on many ranks.
     """
     device, gallery_rows = sets.labels.device, len(sets.gallery)
     exact = torch.float32 if device.type == "mps" else torch.float64
@@ -57,22 +58,20 @@ def rank(sets: Sets, ranks: Ranks | None = None) -> Ranking:
         most_excluded = int(excluded.count.max())
     own = int(sets.gallery is sets.queries)  # each query finds itself among the rows of its label, and is excluded there
     widths, order = (relevant.count - own).sort(descending=True, stable=True)
-    blocks = list(_blocks(widths.tolist(), gallery_rows, 12 * len(sets.copies[0]) + 32 * most_excluded))
+    blocks = list(_blocks(widths.tolist(), gallery_rows, 12 * sets.copied + 32 * most_excluded))
     work = Work(max((length for _, length, width in blocks if width <= SORT_ABOVE), default=0) * gallery_rows, device)
     integers = torch.zeros(2, len(order), dtype=torch.int64, device=device)
     fractions = torch.zeros(3, len(order), dtype=exact, device=device)
     with full_precision(device):
-        for start, length, width in blocks if ranks is None else blocks[ranks.rank :: ranks.world]:
+        for start, length, width in blocks:
             block = order[start : start + length]
             queries = padded(block)
             candidates = relevant.rows(queries, width + own)
             left_out = excluded.rows(queries, most_excluded) if excluded else None
-            found = _ranks(sets, queries, candidates, left_out, width, work)[: len(block)]
-            integers[:, block], fractions[:, block] = _summary(found, exact)
-    if ranks is not None:
-        integers, fractions = ranks.sum(integers, "evaluation"), ranks.sum(fractions, "evaluation")
-    relevant_items, first = integers.cpu()
-    return Ranking(relevant_items, first, *fractions.cpu().double())
+            ranks = ranks_of(sets, queries, candidates, left_out, width, work)[: len(block)]
+            integers[:, block], fractions[:, block] = _summary(ranks, exact)
+    found, first = integers.cpu()
+    return Ranking(found, first, *fractions.cpu().double())
 
 
 def _blocks(widths: list[int], gallery_rows: int, other_bytes: int) -> Iterator[tuple[int, int, int]]:
@@ -95,7 +94,7 @@ class Work:
         self.greater = torch.empty(entries, dtype=torch.bool, device=device)
 
 
-def _ranks(sets: Sets, queries: Tensor, candidates: Tensor, left_out: Tensor | None, width: int, work: Work) -> Tensor:
+def ranks_of(sets: Sets, queries: Tensor, candidates: Tensor, left_out: Tensor | None, width: int, work: Work) -> Tensor:
     """(b, width) ranks, from 1, of the candidates that are not left out; `NEVER` where there are fewer.
 
     Args:
@@ -116,11 +115,11 @@ def _ranks(sets: Sets, queries: Tensor, candidates: Tensor, left_out: Tensor | N
         S.scatter_(1, left_out, -torch.inf)
     threshold, kept = S.gather(1, candidates).topk(width, dim=1)
     items = candidates.gather(1, kept)
-    before = _count_before(S.t(), items, threshold, work.greater) if few else _sort_before(S, items)
+    before = count_before(S.t(), items, threshold, work.greater) if few else _sort_before(S, items)
     return (before + 1).masked_fill_(threshold == -torch.inf, NEVER)
 
 
-def _count_before(S: Tensor, items: Tensor, threshold: Tensor, work: Tensor) -> Tensor:
+def count_before(S: Tensor, items: Tensor, threshold: Tensor, work: Tensor) -> Tensor:
     """(b, R) how many rows of S, (G, b), come before each item, a row too, of similarity `threshold`."""
     strips = S.view(-1, STRIP, S.shape[1])  # (G / STRIP, STRIP, b)
     greater = work[: S.numel()].view_as(strips)

@@ -27,7 +27,10 @@ MINED = 10  # negatives kept for each
 
 @torch.no_grad()
 def embed(job: Job, images: ImageSet) -> Tensor:
-    """(N, D): the embeddings of a set, by the model in eval mode and full precision, as `Embedder` makes them."""
+    """(N, D): the embeddings of a set, by the model in eval mode and full precision, as `Embedder` makes them.
+
+    Of several ranks each has its part: consecutive images.
+    """
     feed = task.feed_of(images, job.config, job.augmentation, job.device)
     was_training = job.model.training
     job.model.eval()
@@ -35,7 +38,7 @@ def embed(job: Job, images: ImageSet) -> Tensor:
     batches = sweep(feed, task.EMBEDDED, device=job.device, first=first, stop=stop)
     parts = [job.model(batch) for batch, _, _ in batches] or [torch.zeros(0, job.config.model.dim, device=job.device)]
     job.model.train(was_training)
-    return torch.cat(job.ranks.everyone(torch.cat(parts), "evaluation"))
+    return torch.cat(parts)
 
 
 def share_of(count: int, at_once: int, ranks: Ranks) -> tuple[int, int]:
@@ -65,9 +68,7 @@ def finish(job: Job, console: Console) -> dict[str, Any]:
     kept: dict[int, Tensor] = {}
     scores = score(job, kept)
     first = job.dataset.protocols[0]
-    if not job.ranks.first:
-        return {**scores[first.name], "protocol": first.name, "protocols": scores}
-    curve = recall_curve(first, kept)
+    curve, shown = recall_curve(first, kept, job.ranks), neighbours(first, kept, job.ranks)
     result: dict[str, Any] = {
         **scores[first.name],
         "protocol": first.name,
@@ -86,19 +87,33 @@ def finish(job: Job, console: Console) -> dict[str, Any]:
         "versions": {"python": platform.python_version(), "torch": torch.__version__, "device": device_name(job.device)},
         "finished": time.strftime("%Y-%m-%dT%H:%M:%S"),
     }
-    write_examples(job, kept)
-    write_json(job.folder / "result.json", result)
+    if job.ranks.first:
+        write_examples(job, shown)
+        write_json(job.folder / "result.json", result)
     return result
 
 
-def recall_curve(protocol: Protocol, kept: dict[int, Tensor], up_to: int = 32) -> list[float]:
+def recall_curve(protocol: Protocol, kept: dict[int, Tensor], ranks: Ranks | None = None, up_to: int = 32) -> list[float]:
     """Recall@K for K = 1, 2, ..."""
     queries = kept[id(protocol.query)]
     labels = torch.as_tensor(protocol.query.labels, device=queries.device)
     if protocol.gallery is None:
-        return cumulative(queries, labels, up_to=up_to).tolist()
+        return cumulative(queries, labels, up_to=up_to, ranks=ranks).tolist()
     gallery_labels = torch.as_tensor(protocol.gallery.labels, device=queries.device)
-    return cumulative(queries, labels, kept[id(protocol.gallery)], gallery_labels, up_to=up_to).tolist()
+    gallery = kept[id(protocol.gallery)]
+    return cumulative(queries, labels, gallery, gallery_labels, up_to=up_to, ranks=ranks).tolist()
+
+
+def neighbours(protocol: Protocol, kept: dict[int, Tensor], ranks: Ranks) -> dict[str, np.ndarray]:
+    """What every query retrieves, as indices, and how similar it is."""
+    queries, count = kept[id(protocol.query)], len(protocol.query)
+    if protocol.gallery is None:
+        own = torch.arange(count, device=queries.device)
+        similarity, index = nearest(queries, queries, min(NEIGHBOURS, count - 1), own, own, ranks)
+    else:
+        gallery = kept[id(protocol.gallery)]
+        similarity, index = nearest(queries, gallery, min(NEIGHBOURS, len(protocol.gallery)), ranks=ranks)
+    return {"neighbours": index.cpu().numpy(), "similarities": similarity.cpu().numpy()}
 
 
 def device_name(device: torch.device) -> str:
@@ -111,17 +126,9 @@ def write_json(path: Path, value: Any) -> None:
         beside.write_text(json.dumps(value, indent=2) + "\n")
 
 
-def write_examples(job: Job, kept: dict[int, Tensor]) -> None:
+def write_examples(job: Job, shown: dict[str, np.ndarray]) -> None:
     """Retrieved images of every query, and negatives mined for some anchors, as indices: the report opens the images."""
-    first = job.dataset.protocols[0]
-    queries = kept[id(first.query)]
-    if first.gallery is None:
-        own = torch.arange(len(queries), device=queries.device)
-        similarity, index = nearest(queries, queries, min(NEIGHBOURS, len(queries) - 1), own, own)
-    else:
-        gallery = kept[id(first.gallery)]
-        similarity, index = nearest(queries, gallery, min(NEIGHBOURS, len(gallery)))
-    found = {"neighbours": index.cpu().numpy(), "similarities": similarity.cpu().numpy(), **mine(job)}
+    found = {**shown, **mine(job)}
     with replacing(job.folder / "examples.npz") as beside:
         np.savez_compressed(beside, **found)  # type: ignore[arg-type]
 
