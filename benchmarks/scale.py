@@ -4,6 +4,7 @@ Counted: bytes, by the formulas that tests/distributed/test_scale.py holds again
 Measured: the one-GPU passes below. Arithmetic: everything else, from link speeds that are stated, not measured.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 # Measured on one H200: contrastive loss and gradient in a CUDA graph, m = 64 anchors; rows × dim of bfloat16: milliseconds.
@@ -38,12 +39,19 @@ class Step:
         rows = self._reduced(4 * self.M * self.D) if update == "backprop" else 0
         return self.batch + value + rows
 
-    def sharded(self, loss: str, copy: bool = False, keyed: bool = False, positives: tuple[int, int] = (0, 0)) -> int:
-        """`copy`: exclude="copy". `positives`, for triplets: the most that an anchor has in one shard, and in all of them."""
+    def sharded(
+        self, loss: str, copy: bool = False, keyed: bool = False, positives: tuple[int, int] = (0, 0), stats: bool = True
+    ) -> int:
+        """`copy`: exclude="copy". `positives`, for triplets: the most that an anchor has in one shard, and in all of them.
+        `stats`: with statistics, as a training run asks for."""
+        if self.R == 1:
+            return 0
         m, S = self.m, self.wide
         sent = self.batch + self._scattered(-(-m // self.R) * self.R * self.D * 4)
         sides = 2 * (self._reduced(2 * m * S) + self._reduced(4 * m * 8))
-        sent += sides + self._reduced(2 * m * S)  # the positives' extremes: always where statistics are asked for
+        sent += sides
+        if stats or loss in ("triplet", "multi_similarity"):
+            sent += self._reduced(2 * m * S)  # the positives' extremes
         if loss == "triplet":
             sent += (self.R - 1) * (8 + positives[0] * m * S) + self._reduced(8 * positives[1] * m)
         if copy and not keyed:
@@ -63,6 +71,23 @@ def pass_ms(rows: float, dim: int, anchors: int) -> float:
     return ms * rows / known[0] * max(1.0, anchors / 64)
 
 
+def bytes_table() -> list[str]:
+    """Bytes that one rank sends in one step with statistics: 64 anchors of 512 float32 numbers, 59,551 rows."""
+    rows: dict[str, Callable[[Step], int]] = {
+        "replicated: queue or moving average, any loss": lambda step: step.replicated(),
+        "replicated: back-propagation, any loss": lambda step: step.replicated("backprop"),
+        "sharded queue: contrastive, MS and all others but triplet": lambda step: step.sharded("contrastive"),
+        "sharded queue: triplet, 4 positives an anchor, 2 in one shard": lambda step: step.sharded("triplet", positives=(2, 4)),
+        "sharded, keyed: contrastive, MS and all others but triplet": lambda step: step.sharded("contrastive", keyed=True),
+    }
+    ranks = (1, 2, 3, 4, 8)
+    lines = ["| R | " + " | ".join(map(str, ranks)) + " |", "|---|" + "---|" * len(ranks)]
+    return lines + [
+        f"| {name} | " + " | ".join(f"{count(Step(R, 59_551, 512, 64)):,}" for R in ranks) + " |"
+        for name, count in rows.items()
+    ]
+
+
 def table() -> list[str]:
     lines = [
         "| M | D | R | m, all ranks | rows a rank | bank a rank | pass | sent a rank | sending, one host | between hosts |",
@@ -70,7 +95,7 @@ def table() -> list[str]:
     ]
     for M, D, R, m in CASES:
         step = Step(R, M, D, m)
-        sent = step.sharded("contrastive") if R > 1 else 0
+        sent = step.sharded("contrastive")
         times = [f"{1e3 * (sent / speed + (9 * EXCHANGE if R > 1 else 0)):.2f} ms" for speed in LINKS.values()]
         bank = M / R * (2 * D + 24) / 1e9
         lines.append(
@@ -81,4 +106,4 @@ def table() -> list[str]:
 
 
 if __name__ == "__main__":
-    print("\n".join(table()))
+    print("\n".join([*bytes_table(), "", *table()]))

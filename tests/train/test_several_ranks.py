@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tiny import set_options
+from tiny import set_options, tiny_config
+from worlds import on_ranks
+from xbm.train.loop import train
 
 # Without batch norm's own statistics a rank more or less is only another order of summation.
 SAME = {"model__freeze_batch_norm": True, "optim__iterations": 12, "optim__decay_at": (9,), "loss__reduction": "mean"}
@@ -42,6 +44,29 @@ def worker(process: subprocess.Popen, rank: int) -> int:
         if f"\0RANK={rank}\0".encode() in Path(f"/proc/{pid}/environ").read_bytes():
             return int(pid)
     raise LookupError(rank)
+
+
+def trained(photos: Path, folder: Path) -> dict[str, float]:
+    """R@1 of a run with each kind of memory. Three ranks share a batch of eight unevenly."""
+    found = {}
+    for spread in ("replicated", "sharded"):
+        config = tiny_config(photos, memory__spread=spread, data__holdout=0.4, log__evaluate_every=8, **SAME)
+        found[spread] = train(config, folder / spread, quiet=True)["recall@1"]
+    return found
+
+
+def test_three_ranks_train_the_model_of_one(photos, tmp_path):
+    alone = trained(photos, tmp_path / "one")
+    for found in on_ranks(3, trained, photos, tmp_path / "three"):
+        assert found == pytest.approx(alone, abs=0.1)  # an image or two: models differ in their last bits
+    for spread in alone:
+        one, three = ((tmp_path / each / spread / "checkpoints" / "last.pt") for each in ("one", "three"))
+        expected, found = (torch.load(path, weights_only=True) for path in (one, three))
+        for part in ("model", "memory"):
+            for name, value in expected[part].items():
+                torch.testing.assert_close(found[part][name], value, rtol=1e-3, atol=1e-3, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(found["tally"], expected["tally"], rtol=1e-3, atol=1e-3)
+        assert (tmp_path / "three" / spread / "metrics.csv").read_text().count("\n") == 1 + 4, "one log"
 
 
 @pytest.mark.slow

@@ -78,6 +78,8 @@ def test_who_cannot_be_recorded_is_told(photos, tmp_path):
     assert reason is None
     job.scaler = SimpleNamespace(is_enabled=lambda: True)
     assert "float16" in graph.why_not(job)
+    job.ranks = SimpleNamespace(world=2)
+    assert "2 processes" in graph.why_not(job) and "nor is batch norm fused" in graph.why_not(job)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

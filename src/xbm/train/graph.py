@@ -22,10 +22,10 @@ def why_not(job: Job) -> str | None:
     """Why steps cannot be recorded, if they cannot."""
     if job.device.type != "cuda":
         return "only a GPU has graphs"
+    if job.ranks.world > 1:
+        return f"{job.ranks.world} processes talk to each other within it; nor is batch norm fused, which is over all of them"
     if not isinstance(job.feed, ResidentFeed):
         return "the images are not on the device"
-    if job.ranks.world > 1:
-        return "the ranks tell each other their sizes in between"
     if job.scaler.is_enabled():
         return "float16 looks at its gradients in between"
     return None

@@ -88,6 +88,10 @@ class Job:
         self.best = -1.0
         self._own_randomness(0)
 
+    @property
+    def where(self) -> str:
+        return str(self.device) if self.ranks.world == 1 else f"{self.device.type}, {self.ranks.world} processes"
+
     def _precision(self, name: str) -> torch.dtype:
         known = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
         if name == "auto":

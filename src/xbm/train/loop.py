@@ -46,7 +46,7 @@ def train(config: Config, folder: Path, resume: bool = False, quiet: bool = Fals
         job.ranks.wait()  # from here on rank 0 writes
         with Metrics(folder, start, config, job.ranks.first) as metrics, Console(config, start, quiet, job.ranks) as console:
             classes = dataset.train.num_classes
-            console.say(f"{config.data.name}: {len(dataset.train)} images of {classes} classes on {job.device}")
+            console.say(f"{config.data.name}: {len(dataset.train)} images of {classes} classes on {job.where}")
             run(job, start, metrics, console)
             return finish(job, console)
 
