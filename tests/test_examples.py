@@ -9,11 +9,16 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
-NEEDS = {"lightning_trainer": "lightning", "text_pairs": "accelerate", "metric_learning": "pytorch_metric_learning"}
+NEEDS = {
+    "lightning_trainer": "lightning",
+    "text_pairs": "accelerate",
+    "sentence_pairs": "sentence_transformers",
+    "metric_learning": "pytorch_metric_learning",
+}
 
 
 def run(*command: object, **environment: str) -> subprocess.CompletedProcess:
-    around = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **environment}
+    around = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", **environment}
     return subprocess.run([str(word) for word in command], capture_output=True, text=True, env=around, timeout=180)
 
 
