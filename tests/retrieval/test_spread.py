@@ -92,7 +92,15 @@ def results(case: Case, world: Ranks | None) -> dict[str, Any]:
 
 def on_a_rank(cases: list[Case]) -> list[dict[str, Any]]:
     world = Ranks()
-    return [results(case, world) for case in cases] + [refused(world)]
+    return [results(case, world) for case in cases] + [refused(world) | {"sent": sent(world)}]
+
+
+def sent(world: Ranks) -> int:
+    """Bytes of the queries and of what is found, for 48 queries of 5 numbers with 2 relevant items each."""
+    before = world.sent.copy()
+    evaluate(own(torch.eye(48, 5) + 1, (16, 10, 22), world.rank), torch.arange(48) // 3, ks=(1,), ranks=world)
+    spent = world.sent - before
+    return sum(spent[why] for why in ("queries", "similarities of relevant items", "ranks of relevant items"))
 
 
 def refused(world: Ranks) -> dict[str, Any]:
@@ -116,6 +124,7 @@ def test_scores_and_neighbours_are_those_of_one_process():
     everyone = on_ranks(3, on_a_rank, CASES)
     assert len({tuple(each[-1]["refused"]) for each in everyone}) == 1
     said = everyone[0][-1]["refused"]
+    assert [each[-1]["sent"] for each in everyone] == [48 * (8 * 5 + 24 * 2 + 8) * 2 // 3] * 3, "as docs/scale.md has it"
     for sentence, words in zip(
         said, ("NaN", "one dimension", "some rows", "3 labels or ids for 9", "one model", "8 query"), strict=True
     ):

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -107,9 +108,12 @@ def test_a_killed_rank_ends_the_run_within_a_minute_and_others_go_on(photos, tmp
     said = [line for line in err.splitlines() if line.startswith("error: ")]
     assert len(said) == 1 and "another process of this run has ended" in said[0] and "--resume" in said[0], err
 
-    config = (folder / "config.yaml").read_text()
     at = int(torch.load(last, weights_only=True)["step"])
-    (folder / "config.yaml").write_text(config.replace("iterations: 2000", f"iterations: {at + 20}"))
-    code, _, err = finish(start(3, "--resume", folder))
-    assert code == 0, err
-    assert json.loads((folder / "result.json").read_text())["iterations"] == at + 20
+    for world in (1, 3):
+        copy = tmp_path / f"resumed on {world}"
+        shutil.copytree(folder, copy)
+        config = (copy / "config.yaml").read_text()
+        (copy / "config.yaml").write_text(config.replace("iterations: 2000", f"iterations: {at + 20}"))
+        code, _, err = finish(start(world, "--resume", copy))
+        assert code == 0, err
+        assert json.loads((copy / "result.json").read_text())["iterations"] == at + 20
