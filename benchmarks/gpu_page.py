@@ -98,6 +98,14 @@ def schedule() -> str:
     return source(found) + "\n" + said
 
 
+def evaluation() -> str:
+    found = read("evaluation")
+    if found is None:
+        return "Not measured yet.\n"
+    rows = [[case["method"], f"{case['seconds']:.3f}", f"{case['extra_mib']:.0f}"] for case in found["cases"]]
+    return source(found) + "\n" + table(["60,502 × 60,502 × 512", "seconds", "peak extra MiB"], rows)
+
+
 def networks() -> str:
     found = read("network")
     if found is None:
@@ -117,6 +125,7 @@ def page() -> str:
         "Against float64, on random shapes": checks(),
         "A training step with and without memory": training(),
         "The paper's schedule": schedule(),
+        "Evaluation": evaluation(),
         "The networks": networks(),
     }
     return HEAD + "".join(f"\n## {title}\n\n{text}" for title, text in sections.items())

@@ -12,7 +12,7 @@ from xbm.engine.triton.tiles import (  # isort: skip
     BOTH, CEILING, CONTRASTIVE, CROWD_NEGATIVES, CROWD_POSITIVES, CROWD_TRIPLETS, CROWD_VALUE, EASIEST_POSITIVE, EXTRA, FLOOR,
     HARDEST, HARDEST_POSITIVE, INF, LOSS, MULTI_SIMILARITY, NEGATIVE_PEAK, NEGATIVES, NEWEST_ROWS, OF_NEGATIVE, OF_POSITIVE,
     POSITIVE_PEAK, SIZES, SOUND, TRIPLET, VALUE, counter_in, found_in,
-    log_of_one_plus, may_meet, own_slots, similarities_of_one, sums_in,
+    log_of_one_plus, own_slots, positives_among, similarities_of_one, sums_in,
 )  # fmt: skip
 
 
@@ -167,10 +167,8 @@ def finish(
                 for start in range(0, M, BP):
                     j = start + tl.arange(0, BP)
                     here = j < M
-                    good = here & (tl.load(row_labels + j, mask=here, other=0) == label)
+                    good = positives_among(j, here, row_labels, stamps, row_ids, label, anchor_id, slot, BY_ID, BY_SLOT)
                     if tl.max(good.to(tl.int32), 0) > 0:
-                        free = may_meet(j, here, stamps, row_ids, anchor_id, slot, BY_ID, BY_SLOT)
-                        good = good & (tl.max(free.to(tl.int32), 0) > 0)
                         s = similarities_of_one(anchors, rows, i, j, good, D, BP, BK)
                         each, w, valid = weigh_positives(s, good, ceiling, positive_peak, alpha, base, KIND)
                         p_value += tl.sum(each, 0)

@@ -83,6 +83,18 @@ def may_meet(j, here, stamps, row_ids, anchor_ids, slots, BY_ID: tl.constexpr, B
 
 
 @triton.jit
+def positives_among(
+    j, here, row_labels, stamps, row_ids, label, anchor_id, slot, BY_ID: tl.constexpr, BY_SLOT: tl.constexpr,
+):  # fmt: skip
+    """(BN,): which of some rows are positives of one anchor. `anchor_id` and `slot` are (1,)."""
+    good = here & (tl.load(row_labels + j, mask=here, other=0) == label)
+    if tl.max(good.to(tl.int32), 0) > 0:  # few blocks hold one, and only then the rest is read
+        free = may_meet(j, here, stamps, row_ids, anchor_id, slot, BY_ID, BY_SLOT)
+        good = good & (tl.max(free.to(tl.int32), 0) > 0)
+    return good
+
+
+@triton.jit
 def similarities(
     anchors, rows, i, j, here_i, here_j, D: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
