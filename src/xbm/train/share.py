@@ -13,8 +13,10 @@ def share_gradients(model: nn.Module, ranks: Ranks) -> None:
     Plain, and not DistributedDataParallel: a run also embeds without gradient (the memory's fill, the ×n update, drift), and
     several backward passes may make one step; here there is one exchange a step, whatever came before it.
     """
+    if ranks.world == 1:
+        return
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
-    if ranks.world == 1 or not gradients:
+    if not gradients:
         return
     mean = ranks.sum(torch.cat([gradient.flatten() for gradient in gradients]), "gradients") / ranks.world
     for part, gradient in zip(mean.split([gradient.numel() for gradient in gradients]), gradients):
