@@ -1,6 +1,7 @@
 """Ranks that watch each other: a silent one is noticed, last words are passed on, an orderly end is no alarm."""
 
 import time
+from collections.abc import Callable
 from contextlib import suppress
 
 import pytest
@@ -29,18 +30,24 @@ class Ended(BaseException):
 
 @pytest.fixture
 def ends(monkeypatch) -> list[int]:
-    """Everything a hundred times as fast; the ends of processes are only written down."""
-    for name in ("PERIOD", "SILENCE", "GRACE"):
-        monkeypatch.setattr(heartbeat, name, getattr(heartbeat, name) / 100)
+    """All faster, and silence still far longer than a busy machine keeps a thread waiting; ends are only written down."""
+    for name, seconds in (("PERIOD", 0.02), ("SILENCE", 1.5), ("GRACE", 0.05)):
+        monkeypatch.setattr(heartbeat, name, seconds)
     codes: list[int] = []
     monkeypatch.setattr(heartbeat.os, "_exit", codes.append)
     return codes
 
 
+def until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not true() and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
 def test_ranks_that_all_live_hear_nothing(ends, capfd):
     store = Table()
     with Heartbeat(store, 0, 2), Heartbeat(store, 1, 2):
-        time.sleep(0.5)
+        until(lambda: all(int(store.get(f"{BEAT}/{rank}", b"0")) > 5 for rank in (0, 1)))
     assert ends == [] and WORDS not in store and capfd.readouterr().err == ""
     assert int(store[f"{BEAT}/0"]) > 2
 
@@ -48,7 +55,7 @@ def test_ranks_that_all_live_hear_nothing(ends, capfd):
 def test_a_silent_rank_ends_the_others_with_one_sentence(ends, capfd):
     store = Table()
     with Heartbeat(store, 0, 3), Heartbeat(store, 2, 3):  # rank 1 froze before its first beat
-        time.sleep(0.7)
+        until(lambda: len(ends) == 2)
     said = capfd.readouterr().err.splitlines()
     assert ends == [2, 2] and len(said) == 2
     assert all("rank 1 has been silent" in line and "--resume" in line for line in said)
@@ -59,15 +66,16 @@ def test_the_last_words_of_a_rank_reach_the_others(ends, capfd):
     with Heartbeat(store, 0, 2):
         with pytest.raises(ValueError), Heartbeat(store, 1, 2):
             raise ValueError("the disk\nis full")
-        time.sleep(0.3)
+        until(lambda: bool(ends))
     assert "rank 1: the disk is full" in capfd.readouterr().err and ends == [2]
 
 
-def test_who_finds_out_by_itself_is_left_to_say_so(ends, capfd):
+def test_who_finds_out_by_itself_is_left_to_say_so(ends, capfd, monkeypatch):
+    monkeypatch.setattr(heartbeat, "GRACE", 30.0)
     store = Table()
     store.set(WORDS, "rank 1: gone")
     with suppress(KeyError), Heartbeat(store, 0, 2):
-        time.sleep(0.03)
+        until(lambda: f"{BEAT}/0" in store)  # it has looked
         raise KeyError("an exchange failed")
     time.sleep(0.2)
     assert ends == [] and store[WORDS] == b"rank 1: gone"
@@ -77,5 +85,5 @@ def test_a_store_that_is_gone_is_an_end_too(ends, capfd):
     store = Table()
     store.broken = True
     with Heartbeat(store, 0, 2):
-        time.sleep(0.3)
+        until(lambda: bool(ends))
     assert ends == [2] and "the store that brought the ranks together is gone (connection reset)" in capfd.readouterr().err

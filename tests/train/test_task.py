@@ -77,6 +77,15 @@ def test_losses_that_cannot_be_are_refused(changes, message):
         task.loss_of(config(**changes))
 
 
+@pytest.mark.parametrize("kind", ["pk", "shuffle"])
+def test_the_ranks_samplers_share_the_batches_of_one(kind, photos):
+    chosen = config(batch__size=6, batch__per_class=2, batch__sampler=kind)
+    images = read_data(tiny_config(photos).data).train
+    for k in (0, 3):
+        parts = [task.sampler_of(images, chosen, rank, 3).batch(k) for rank in range(3)]
+        assert np.concatenate(parts).tolist() == task.sampler_of(images, chosen).batch(k).tolist()
+
+
 def test_samplers():
     images = ImageSet("made", np.repeat(np.arange(5), 3), list("abcde"), pixels=np.zeros((15, 4, 4), np.uint8))
     sampler = task.sampler_of(images, config(batch__size=6, batch__per_class=2))
