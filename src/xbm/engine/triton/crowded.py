@@ -60,7 +60,7 @@ def crowded(
             for start in range(0, M, BN):  # list the next positives
                 j = start + tl.arange(0, BN)
                 here = j < M
-                good = positives_among(j, here, row_labels, stamps, row_ids, label, anchor_id, slot, BY_ID, BY_SLOT)
+                good = positives_among(j, here, row_labels, stamps, row_ids, label, anchor_id, slot, BY_ID, BY_SLOT, False)
                 if tl.max(good.to(tl.int32), 0) > 0:
                     at = seen + tl.cumsum(good.to(tl.int32), 0) - 1
                     seen += tl.sum(good.to(tl.int32), 0)

@@ -81,6 +81,7 @@ def enlist(
     m, M, per, scans, group, cap,
     BY_ID: tl.constexpr, BY_SLOT: tl.constexpr, D: tl.constexpr, PLACES: tl.constexpr,
     SP: tl.constexpr, BN: tl.constexpr, BP: tl.constexpr, BK: tl.constexpr,
+    ONE: tl.constexpr,  # whether the parts taken at a time are one block of rows, so that each block holds a row of the label
 ):  # fmt: skip
     i = tl.program_id(0)
     me = i + tl.arange(0, 1)
@@ -101,17 +102,18 @@ def enlist(
         for start in range(at_part * per, last, BN):
             j = start + tl.arange(0, BN)
             here = j < last
-            good = positives_among(j, here, row_labels, stamps, row_ids, label, anchor_id, slot, BY_ID, BY_SLOT)
-            if tl.max(good.to(tl.int32), 0) > 0:
+            good = positives_among(j, here, row_labels, stamps, row_ids, label, anchor_id, slot, BY_ID, BY_SLOT, ONE)
+            more = tl.sum(good.to(tl.int32), 0)
+            if more > 0:
                 at = seen + tl.cumsum(good.to(tl.int32), 0) - 1
                 tl.store(places + i * cap + at, j, mask=good & (at < cap))
-                seen += tl.sum(good.to(tl.int32), 0)
+                seen += more
                 if at_most > cap:  # perhaps not all of them will be in the list
                     for part in range(0, BN, BP):
                         some = start + part + tl.arange(0, BP)
                         inside = some < last
                         these = positives_among(
-                            some, inside, row_labels, stamps, row_ids, label, anchor_id, slot, BY_ID, BY_SLOT
+                            some, inside, row_labels, stamps, row_ids, label, anchor_id, slot, BY_ID, BY_SLOT, True
                         )
                         if tl.max(these.to(tl.int32), 0) > 0:
                             s_some = similarities_of_one(anchors, rows, i, some, these, D, BP, BK)

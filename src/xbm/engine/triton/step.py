@@ -172,6 +172,7 @@ def step(
         enlist(
             key, (m, 1, 1), 8, 2, anchors, bank, *who, table, counts, totals, lowest, highest, listed, places, beaten,
             m, M, p.scanned, p.scans, p.group, cap, by_id, by_slot, D, PLACES, p.scans_padded, 1024, 16, 128,
+            p.scanned <= 1024,
         )  # fmt: skip
     described = None
     if by_copy_engine:
