@@ -7,8 +7,8 @@ Measured: the one-GPU passes below. Arithmetic: everything else, from link speed
 from collections.abc import Callable
 from dataclasses import dataclass
 
-# Measured on one H200: contrastive loss and gradient in a CUDA graph, m = 64 anchors; rows × dim of bfloat16: milliseconds.
-MEASURED = {(59_551, 512): 0.060, (1_000_000, 512): 0.40, (10_000_000, 128): 0.76}
+# results/h200-losses.json: contrastive loss and gradient in a CUDA graph, m = 64 anchors; rows × dim of bfloat16: milliseconds.
+MEASURED = {(59_551, 512): 0.058, (1_000_000, 512): 0.36, (10_000_000, 128): 0.72}
 LINKS = {"NVLink, one host": 300e9, "400 Gb/s between hosts": 40e9}  # bytes a second a GPU can use, assumed
 EXCHANGE = 25e-6  # seconds an exchange takes however small it is, assumed
 
