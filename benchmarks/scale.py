@@ -1,14 +1,17 @@
 """`python -m benchmarks.scale`: bytes a step sends and the step time to expect, for banks up to a billion rows.
 
 Counted: bytes, by the formulas that tests/distributed/test_scale.py holds against what the ranks count as they send.
-Measured: the one-GPU passes below. Arithmetic: everything else, from link speeds that are stated, not measured.
+Measured: the one-GPU passes, from results/h200-losses.json. Arithmetic: everything else, from link speeds that are stated
+and not measured.
 """
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 
-# results/h200-losses.json: contrastive loss and gradient in a CUDA graph, m = 64 anchors; rows × dim of bfloat16: milliseconds.
-MEASURED = {(59_551, 512): 0.058, (1_000_000, 512): 0.36, (10_000_000, 128): 0.72}
+RESULTS = Path(__file__).parent / "results" / "h200-losses.json"
 LINKS = {"NVLink, one host": 300e9, "400 Gb/s between hosts": 40e9}  # bytes a second a GPU can use, assumed
 EXCHANGE = 25e-6  # seconds an exchange takes however small it is, assumed
 
@@ -65,9 +68,17 @@ class Step:
         return size * (self.R - 1) // self.R
 
 
+@cache
+def measured() -> dict[tuple[int, int], float]:
+    """Contrastive loss and gradient in a CUDA graph, 64 anchors; rows and columns of bfloat16: milliseconds."""
+    cases = [case for case in json.loads(RESULTS.read_text())["cases"] if case["case"] == "contrastive, few valid, in a graph"]
+    sizes = [tuple(int(side) for side in case["part"].split("x")) for case in cases]
+    return {(rows, dim): case["ms"] for (rows, dim), case in zip(sizes, cases, strict=True)}
+
+
 def pass_ms(rows: float, dim: int, anchors: int) -> float:
     """One GPU's pass over its rows: the measured rate of the largest bank of that dimension, scaled."""
-    known, ms = max((key, ms) for key, ms in MEASURED.items() if key[1] == dim)
+    known, ms = max((key, ms) for key, ms in measured().items() if key[1] == dim)
     return ms * rows / known[0] * max(1.0, anchors / 64)
 
 
