@@ -26,7 +26,7 @@ def paper(
     from xbm.cli.tables import print_table
     from xbm.study.paper.page import settings_of
     from xbm.study.paper.record import Records
-    from xbm.study.paper.registry import EXPERIMENTS
+    from xbm.study.paper.registry import ALL
     from xbm.study.paper.study import Study
 
     records = Records(results)
@@ -34,7 +34,7 @@ def paper(
     table = Table(
         "experiment", "what", "in the paper", "runs there", caption="xbm paper run NAME --data cars=DIR [--trunk NAME]"
     )
-    for experiment in EXPERIMENTS.values():
+    for experiment in ALL.values():
         studies = [Study(experiment, setting, records) for setting in settings]
         there = {id(run) for study in studies for arm in study.arms for run in study.runs(arm)}
         table.add_row(experiment.name, experiment.title, experiment.source, str(len(there)))

@@ -24,7 +24,7 @@ from xbm.train.replay import Replayed
 from xbm.train.watch import Watch
 
 Batch = tuple[Tensor, Tensor, Tensor]  # images, labels, ids
-TALLY = ("loss", "batch_loss", "memory_loss", "valid_negatives_batch", "valid_negatives_memory")
+TALLY = ("loss", "batch_loss", "memory_loss", "valid_negatives_batch", "valid_negatives_memory", "valid_positives_memory")
 PROBES = 32  # images whose drift is watched
 # between a run and its resume
 MAY_CHANGE = {"device", "data.root", "data.store", "data.feed", "optim.iterations", "log.checkpoint_every", "log.wandb"}

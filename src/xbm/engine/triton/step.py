@@ -46,7 +46,7 @@ class Found(NamedTuple):
 
 class Constants(NamedTuple):
     kind: int
-    mean: bool
+    reduction: int
     margin: float
     alpha: float = 1.0
     beta: float = 1.0
@@ -54,13 +54,13 @@ class Constants(NamedTuple):
 
 
 def constants(loss: Any, M: int) -> Constants:
-    mean = loss.reduction == "mean"
+    reduction = ("sum", "mean", "balanced").index(loss.reduction)  # as in tiles.py
     if loss.name == "contrastive":
-        together = not mean and M <= SMALL
-        return Constants(BOTH if together else CONTRASTIVE, mean, float(loss.margin))
+        together = loss.reduction == "sum" and M <= SMALL
+        return Constants(BOTH if together else CONTRASTIVE, reduction, float(loss.margin))
     if loss.name == "triplet":
-        return Constants(TRIPLET, mean, float(loss.margin))
-    return Constants(MULTI_SIMILARITY, mean, *map(float, (loss.epsilon, loss.alpha, loss.beta, loss.base)))
+        return Constants(TRIPLET, reduction, float(loss.margin))
+    return Constants(MULTI_SIMILARITY, reduction, *map(float, (loss.epsilon, loss.alpha, loss.beta, loss.base)))
 
 
 def step(
@@ -100,8 +100,8 @@ def step(
         if x is not None:
             places_of |= x.data_ptr()
     key = None if places_of % 16 else number(
-        device, t, m, M, D, given.dtype, bank.dtype, c.kind, c.mean, rises, stats, has_ids, sound is not None, by_id, by_slot,
-        in_batch, gradients, row_gradient,
+        device, t, m, M, D, given.dtype, bank.dtype, c.kind, c.reduction, rises, stats, has_ids, sound is not None, by_id,
+        by_slot, in_batch, gradients, row_gradient,
     )  # fmt: skip
 
     if in_batch or row_gradient:
@@ -156,7 +156,7 @@ def step(
         key, (m, p.column_blocks, 1), 4, 2, given, anchors, bank, *who, latest, sound,
         totals, lowest, highest, listed, places, beaten, crowd_found, crowd_gradient, work,
         value, gradient, valid, extremes, unsound, m, M, p.splits, cap, tol, c.margin, c.alpha, c.beta, c.base,
-        c.kind, c.mean, stats, has_ids, sound is not None, by_id, by_slot, D, COLUMNS,
+        c.kind, c.reduction, stats, has_ids, sound is not None, by_id, by_slot, D, COLUMNS,
         p.splits_padded, PARTS, 16, 128, scale, cap < M,
     )  # fmt: skip
     of_rows = None
