@@ -105,16 +105,16 @@ def run(
 @app.command()
 def report(
     results: Annotated[Path, RESULTS] = Path("results"),
-    out: Annotated[Path, typer.Option(help="where results.md and its figures go")] = Path("docs"),
+    out: Annotated[Path, typer.Option(help="where results.md, robustness.md and their figures go")] = Path("docs"),
     data: Annotated[list[str] | None, DATA] = None,
 ) -> None:
-    """Write the page of results and its figures; with the data at hand, sheets of photographs too.
+    """Write the pages of results and their figures; with the data at hand, sheets of photographs too.
 
     Example: `xbm paper report` · `xbm paper report --data cars=~/cars`
     """
     from xbm.study.paper.experiment import base, setting_of
     from xbm.study.paper.machine import machine_of
-    from xbm.study.paper.page import write_page
+    from xbm.study.paper.page import BEYOND_THE_PAPER, RESULTS, write_page
     from xbm.study.paper.record import Records
     from xbm.train.dataset import read_data
 
@@ -122,4 +122,5 @@ def report(
     if data:
         machine = machine_of(data, [])
         datasets = {name: read_data(machine.place(base(setting_of(name))).data) for name in machine.data}
-    print(write_page(Records(results), out, datasets))
+    for document in (RESULTS, BEYOND_THE_PAPER):
+        print(write_page(Records(results), out, datasets, document=document))

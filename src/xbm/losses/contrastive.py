@@ -1,5 +1,7 @@
 """The contrastive loss, with the paper's weights: 1 for every positive, 1 for a negative above the margin."""
 
+from typing import ClassVar
+
 from torch import Tensor
 
 from xbm.engine.terms import Combined, Side, Spread, Terms, balance
@@ -23,7 +25,7 @@ class ContrastiveLoss(PairLoss):
     """
 
     name = "contrastive"
-    hyperparameters = ("margin",)
+    hyperparameters: ClassVar[tuple[str, ...]] = ("margin",)
 
     def __init__(self, margin: float = 0.5, **shared: str) -> None:
         super().__init__(**shared)

@@ -1,7 +1,7 @@
 """Every experiment by name."""
 
 from xbm.errors import unknown
-from xbm.study.paper import cost, drifts, losses, negatives, robustness, sizes, updates
+from xbm.study.paper import cause, cost, drifts, losses, negatives, recipes, sizes, updates
 from xbm.study.paper.experiment import Experiment
 
 EXPERIMENTS: dict[str, Experiment] = {
@@ -9,7 +9,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     for family in (losses, sizes, drifts, negatives, cost, updates)
     for experiment in family.EXPERIMENTS
 }  # the paper's
-BEYOND: dict[str, Experiment] = {experiment.name: experiment for experiment in robustness.EXPERIMENTS}  # ours
+BEYOND: dict[str, Experiment] = {each.name: each for family in (cause, recipes) for each in family.EXPERIMENTS}  # ours
 ALL = {**EXPERIMENTS, **BEYOND}
 
 

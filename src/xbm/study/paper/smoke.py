@@ -6,7 +6,7 @@ from pathlib import Path
 
 from xbm.study.paper.experiment import config_of
 from xbm.study.paper.machine import Machine
-from xbm.study.paper.page import write_page
+from xbm.study.paper.page import BEYOND_THE_PAPER, RESULTS, write_page
 from xbm.study.paper.plan import plan
 from xbm.study.paper.record import Records
 from xbm.study.paper.registry import ALL
@@ -31,5 +31,6 @@ def run_smoke(out: Path, names: list[str] | None = None, tell: Callable[[str], N
     outcome = run_all(
         lambda: plan(chosen, settings, 1, records), GLYPHS.place, records, out / "runs", min(cores, MOST), tell=tell
     )
-    write_page(records, out, {"glyphs": glyphs}, mini=True)
+    for document in (RESULTS, BEYOND_THE_PAPER):
+        write_page(records, out, {"glyphs": glyphs}, mini=True, document=document)
     return outcome
