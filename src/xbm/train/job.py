@@ -21,7 +21,6 @@ from xbm.train import task
 from xbm.train.checkpoint import read_checkpoint, write_checkpoint
 from xbm.train.config import Config, flat, from_dict, to_dict
 from xbm.train.replay import Replayed
-from xbm.train.watch import Watch
 
 Batch = tuple[Tensor, Tensor, Tensor]  # images, labels, ids
 TALLY = ("loss", "batch_loss", "memory_loss", "valid_negatives_batch", "valid_negatives_memory", "valid_positives_memory")
@@ -72,7 +71,7 @@ class Job:
         every = config.log.every * math.ceil(10 / config.log.every)  # a line of metrics is then due whenever drift is
         self.drift = Drift(images, config.model.dim, every).to(self.device)
         self.probed = Replayed(self.model)  # in eval mode, in full precision
-        self.watch = Watch(config.memory.start if memory is not None else config.optim.iterations)
+        self.watch = task.watch_of(config, memory)
         self.tally = torch.zeros(len(TALLY), dtype=torch.float64, device=self.device)  # sums since the last line of metrics
         self.tallied = 0
         self.best = -1.0

@@ -15,6 +15,7 @@ from xbm.memory import CrossBatchMemory
 from xbm.models import EmbeddingModel, build_model, freeze_batch_norm
 from xbm.train.config import Config
 from xbm.train.dataset import store_of
+from xbm.train.watch import Watch
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 KINDS = {"paper": "crop", "official": "resized_crop", "shift": "shift", "none": "none"}
@@ -109,6 +110,14 @@ def loss_of(config: Config) -> PairLoss:
         raise InputError(f"loss.options={loss.options} do not fit the {loss.name} loss ({error})") from None
     assert isinstance(made, nn.Module)
     return made  # type: ignore[return-value]
+
+
+def watch_of(config: Config, memory: CrossBatchMemory | None) -> Watch:
+    if memory is None:
+        return Watch(config.optim.iterations)
+    summed = config.loss.reduction == "sum" and config.loss.name in ("contrastive", "margin")
+    rows_per_step = config.batch.size * config.batch.accumulate * config.memory.updates_per_step
+    return Watch(config.memory.start, summed, memory.size / rows_per_step / 2)
 
 
 def memory_of(config: Config, images: int, device: torch.device) -> CrossBatchMemory | None:
