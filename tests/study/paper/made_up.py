@@ -44,6 +44,7 @@ def invented(task: Task, score: Callable[[Config], float] = recall) -> dict[str,
         "curves": {
             "step": steps, "drift_10": [0.4, 0.3, 0.2, 0.1], "drift_100": [None, 0.9, 0.5, 0.2],
             "valid_negatives_batch": [30.0, 20.0, 10.0, 8.0], "valid_negatives_memory": [None, 2000.0, 1500.0, 1000.0],
+            "valid_positives_memory": [None, 100.0, 100.0, 100.0], "effective_rank": [9.0, 9.0, 10.0, 10.0],
         },
         "measures": {name: MEASURED[name] for name in task.measures}, "weights": {"name": config.model.weights},
         "split": "held out" if config.data.holdout else "test", "precision": "bf16", "device": "NVIDIA H200",
