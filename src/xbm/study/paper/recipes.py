@@ -20,6 +20,7 @@ BALANCED = {"loss.reduction": "balanced"}
 NO_MEMORY = {"summed": SUMMED, "averaged": AVERAGED}  # the better one on the held-out classes is the one compared with
 QUEUE = {"memory.update": "queue", "memory.momentum": None, "memory.ratio": 1.0}
 KEYED = {"memory.update": "moving_average", "memory.ratio": 1.0}
+AT_ONCE = {"memory.start": 0, "memory.fill": False}
 NOISE = {"data.noise": 0.1}
 SETTINGS = ("cars", "omniglot", "glyphs")
 OURS = "auto"
@@ -53,12 +54,12 @@ def noise_arms(setting: Setting) -> list[Arm]:
 def held_out(setting: Setting, kinds: dict[str, dict[str, Any]]) -> list[Arm]:
     """Arms that are scored on held-out training classes only, at the middle learning rate."""
     rates = grid(setting)
-    split = {"data.holdout": HOLDOUT, "optim.lr": rates[len(rates) // 2]}
-    return [Arm(label, {"loss.name": "contrastive", **kind, **split}, choose=None) for label, kind in kinds.items()]
+    usual = {"loss.name": "contrastive", **AT_ONCE, "data.holdout": HOLDOUT, "optim.lr": rates[len(rates) // 2]}
+    return [Arm(label, {**usual, **kind}, choose=None) for label, kind in kinds.items()]
 
 
 def candidate_arms(setting: Setting) -> list[Arm]:
-    """What `auto` was chosen from."""
+    """What `auto` was chosen from: the memory is there from the start, and empty, where nothing else is said."""
     late = {"memory.start": base(setting).optim.iterations // 5, "memory.fill": True}
     ms = {"loss.name": LOSSES["MS"]}
     return held_out(setting, {
@@ -72,6 +73,7 @@ def candidate_arms(setting: Setting) -> list[Arm]:
         "contrastive, moving average 0.9, balanced": {**KEYED, **BALANCED, "memory.momentum": 0.9},
         "MS, no memory": {**ms, **OFF},
         "MS, queue": {**ms, **QUEUE},
+        "MS, queue, after a fifth": {**ms, **QUEUE, **late},
         "MS, moving average 0.9": {**ms, **KEYED, "memory.momentum": 0.9},
     })  # fmt: skip
 
