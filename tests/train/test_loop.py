@@ -214,10 +214,17 @@ def test_a_collapse_is_said_once_and_kept_with_the_run(photos, tmp_path, capsys,
         return bias.expand(len(images), -1).contiguous()
 
     monkeypatch.setattr(EmbeddingModel, "forward", collapsed)
-    result = train(tiny_config(photos), tmp_path / "run")
+    result = train(tiny_config(photos, loss__reduction="balanced"), tmp_path / "run")
     assert capsys.readouterr().err.count("the embeddings are collapsing") == 1
     ((severity, note),) = result["notes"]
     assert severity == "warning" and note.startswith("iteration 4: the embeddings are collapsing")
+
+
+def test_a_run_says_why_a_summed_memory_hurts(photos, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("xbm.train.watch.OUTWEIGHED", 0.01)
+    said = [train(tiny_config(photos, loss__reduction=how), tmp_path / how)["notes"] for how in ("sum", "balanced")]
+    assert [sum("outweigh its positives" in note for _, note in notes) for notes in said] == [1, 0]
+    assert capsys.readouterr().err.count("use loss.reduction=balanced") == 1
 
 
 def test_a_folder_in_use_is_not_written_to(photos, tmp_path):

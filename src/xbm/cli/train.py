@@ -74,7 +74,8 @@ def train(
                 raise InputError("--data trains on your own images and takes no preset: leave one of them out")
             if data is None and not preset:
                 raise InputError("say what to train on: a preset such as `xbm train glyphs`, or `xbm train --data DIR`")
-            chosen = preset_of("own" if data is not None else preset, loss, trunk, recipe or "auto")
+            usual = "auto" if memory else "paper"  # which without memory is the batch's loss as the preset has it
+            chosen = preset_of("own" if data is not None else preset, loss, trunk, recipe or usual)
         changes: dict[str, object] = {}
         if seed is not None:
             changes["seed"] = seed
