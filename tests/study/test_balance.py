@@ -20,7 +20,10 @@ def scene():
 def test_at_one_it_is_the_balanced_loss_and_without_bound_the_sum(engine):
     for push, same in ((1.0, "balanced"), (1e9, "sum")):
         made = []
-        for loss in (PushedContrastiveLoss(push=push, engine=engine), ContrastiveLoss(reduction=same, engine=engine)):
+        for loss in (
+            PushedContrastiveLoss(push=push, reduction="balanced", engine=engine),
+            ContrastiveLoss(reduction=same, engine=engine),
+        ):
             anchors, labels, memory, ids = scene()
             value = loss(anchors, labels, memory, ids=ids)
             value.backward()
@@ -33,5 +36,5 @@ def test_at_one_it_is_the_balanced_loss_and_without_bound_the_sum(engine):
 def test_negatives_weigh_at_most_rho_times_the_positives():
     S = torch.tensor([[0.9, 0.8, 0.9, 0.8, 0.7, 0.6]], dtype=torch.float64)
     positive = torch.tensor([[True, True, False, False, False, False]])
-    weights = PushedContrastiveLoss(push=1.5).weights(S, positive, ~positive)
+    weights = PushedContrastiveLoss(push=1.5, reduction="balanced").weights(S, positive, ~positive)
     assert weights.tolist()[0] == pytest.approx([1, 1, 0.75, 0.75, 0.75, 0.75])

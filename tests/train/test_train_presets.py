@@ -108,7 +108,7 @@ def test_auto_says_of_loss_and_memory_what_the_study_found_and_leaves_the_rest()
         auto, paper = flat(preset(name, recipe="auto")), flat(preset(name))
         changed = {key for key in auto if auto[key] != paper[key]}
         assert {key.split(".")[0] for key in changed} <= {"recipe", "loss", "memory"}, name
-        assert auto["loss.reduction"] == "balanced" and auto["memory.batch_weight"] == 1.0
+        assert auto["memory.reduction"] == "balanced" and auto["memory.batch_weight"] == 1.0
 
 
 def test_the_recipes_meet_the_same_anchor_rule():

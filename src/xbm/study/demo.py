@@ -31,7 +31,8 @@ class Arm:
 
     @property
     def reduction(self) -> str:
-        return config_of(self, 0).loss.reduction
+        config = config_of(self, 0)
+        return (config.memory.reduction if self.memory else None) or config.loss.reduction
 
 
 # The baselines run with the reduction that was better on held-out training classes: docs/demo.md has the figures. With memory
@@ -42,7 +43,7 @@ ARMS = (
     Arm("MS", "ms", False),
     Arm("MS + memory", "ms", True),
     Arm("contrastive, summed", "contrastive", False, (("loss.reduction", "sum"),), seeds=1),
-    Arm("contrastive, summed + memory", "contrastive", True, (("loss.reduction", "sum"),), seeds=1),
+    Arm("contrastive, summed + memory", "contrastive", True, (("memory.reduction", None),), seeds=1),
 )
 
 

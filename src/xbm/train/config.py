@@ -61,6 +61,7 @@ class Memory:
     fill: bool = True  # start from embeddings of random training images; False: start empty
     batch_weight: float = 0.0  # of the in-batch loss once the memory is on (Algorithm 1: 0)
     weight: float = 1.0  # of the loss against the memory
+    reduction: str | None = None  # of the loss against the memory; None: loss.reduction
     dtype: str = "auto"  # of the rows; auto: bfloat16 for a queue on a GPU, else float32
 
 

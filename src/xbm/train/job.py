@@ -48,7 +48,7 @@ class Job:
         if self.device.type == "cuda":
             fuse(self.model)
             torch.backends.cudnn.benchmark = True  # shapes are fixed
-        self.loss_fn = task.loss_of(config)
+        self.loss_fn, self.memory_loss_fn = task.loss_of(config), task.loss_of(config, config.memory.reduction)
         memory = task.memory_of(config, len(dataset.train), self.device)
         self.memory = memory.to(self.device) if memory is not None else None
         self.augmentation = task.augmentation_of(config, self.model)

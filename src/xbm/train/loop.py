@@ -98,7 +98,7 @@ def learn(job: Job, iteration: Iteration, remembering: bool) -> Tensor:
         loss, against, *met = in_batch, *torch.zeros_like(in_batch).expand(3)
         if remembering and memory is not None:
             memory.enqueue(anchors.detach(), labels, ids)
-            against, found = job.loss_fn(anchors, labels, memory, ids=ids, return_stats=True)
+            against, found = job.memory_loss_fn(anchors, labels, memory, ids=ids, return_stats=True)
             loss = weights.batch_weight * in_batch + weights.weight * against
             met = [found.valid_negatives.sum(), found.valid_positives.sum()]
         finite(job, step, loss)

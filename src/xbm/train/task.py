@@ -98,12 +98,13 @@ def override_weights(config: Config) -> Config:
     return replace(config, model=replace(config.model, weights="none"))
 
 
-def loss_of(config: Config) -> PairLoss:
+def loss_of(config: Config, reduction: str | None = None) -> PairLoss:
+    """The loss in the batch or, with the `reduction` of that, the one against the memory."""
     loss = config.loss
     if loss.name not in LOSSES:
         raise unknown("loss", loss.name, LOSSES)
     try:
-        made = LOSSES[loss.name](**loss.options, reduction=loss.reduction, exclude=loss.exclude)
+        made = LOSSES[loss.name](**loss.options, reduction=reduction or loss.reduction, exclude=loss.exclude)
     except TypeError as error:
         if isinstance(error, InputError):
             raise
@@ -115,7 +116,7 @@ def loss_of(config: Config) -> PairLoss:
 def watch_of(config: Config, memory: CrossBatchMemory | None) -> Watch:
     if memory is None:
         return Watch(config.optim.iterations)
-    summed = config.loss.reduction == "sum" and config.loss.name in ("contrastive", "margin")
+    summed = (config.memory.reduction or config.loss.reduction) == "sum" and config.loss.name in ("contrastive", "margin")
     rows_per_step = config.batch.size * config.batch.accumulate * config.memory.updates_per_step
     return Watch(config.memory.start, summed, memory.size / rows_per_step / 2)
 

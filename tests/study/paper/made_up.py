@@ -22,6 +22,11 @@ MEASURED: dict[str, Any] = {
         "queries": [7, 8, 9], "neighbours": [[1, 2], [3, 4], [5, 6]], "similarities": [[0.9, 0.8]] * 3,
         "right": [[0, 1], [0, 0], [1, 1]],
     },
+    "shares": {
+        "batch": {"pull": 2.5, "push": 0.5, "pull_weight": 3.0, "push_weight": 0.6},
+        "memory": {"pull": 8.0, "push": 30.0, "pull_weight": 9.0, "push_weight": 40.0},
+        "age": {"rows": 60.0, "valid negatives": 55.0}, "false": 0.1,
+    },
     "cost": {"seconds_per_iteration": 0.02, "peak_memory_bytes": 3_000_000_000},
 }  # fmt: skip
 

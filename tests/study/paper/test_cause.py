@@ -29,8 +29,9 @@ def test_one_thing_is_changed_at_a_time():
 def test_the_cause_is_drawn_and_told(tmp_path):
     records = Records(tmp_path)
     carry_out([BEYOND["robustness-cause"]], [GLYPHS], 1, records)
-    figure, table, said, _ = draw_cause("glyphs", [Study(BEYOND["robustness-cause"], GLYPHS, records)])
+    figure, table, said, _, parts, _ = draw_cause("glyphs", [Study(BEYOND["robustness-cause"], GLYPHS, records)])
     assert isinstance(figure, Figure) and isinstance(table, Table) and isinstance(said, Claim)
+    assert parts.rows[1] == ["summed", "2.5", "0.5", "8", "30", "60", "55"]
     sides, *_, swept = figure.data["panels"]
     assert sides["lines"][0]["y"] == [20.0, 15.0, 10.0] and swept["lines"][0]["x"] == sorted([1.0, *PUSHES])
     assert table.rows[1][0] == "summed" and table.rows[1][2] == "10" and "weigh 10 times its positives" in said

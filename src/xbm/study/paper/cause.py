@@ -19,13 +19,19 @@ YOUNGER = 8
 BARE, SUM, LEVEL, YOUNG = "no memory", "summed", "balanced", f"summed, rows {YOUNGER} times younger"
 
 
+SHARES = (
+    "What an anchor's gradient is made of at the end of training, seed 0: mean norms of the pull of positives and of the push "
+    "of valid negatives, and the median age, in steps, of the memory's rows and of those that push:"
+)
+
+
 def cause_arms(setting: Setting) -> list[Arm]:
     kinds: dict[str, dict[str, Any]] = {BARE: {**OFF, **AVERAGED}, SUM: {**QUEUE, **SUMMED}, LEVEL: {**QUEUE, **BALANCED}}
     if setting.data in SMALL:
         kinds[YOUNG] = {**kinds[SUM], "memory.updates_per_step": YOUNGER}
         for push in PUSHES:
-            kinds[_pushed(push)] = {**QUEUE, "loss.name": PUSHED, "loss.options": {"push": push}}
-    return held_out(setting, kinds)
+            kinds[_pushed(push)] = {**kinds[LEVEL], "loss.name": PUSHED, "loss.options": {"push": push}}
+    return held_out(setting, kinds, ("shares",))
 
 
 def _pushed(push: float) -> str:
@@ -51,7 +57,11 @@ def draw_cause(data: str, studies: Sequence[Study]) -> list[Block]:
         blocks.append(Figure(f"cause_{study.setting.slug}", {"panels": panels}, caption))
         rows = [[label, spread(study.spread(arm)), *_late(first[label])] for label, arm in arms.items() if label in first]
         header = ["held-out training classes", "R@1, %", "negatives over positives", "drift over 100 steps", "effective rank"]
+        parts = [[label, *_parts(record)] for label, record in first.items() if record.measures.get("shares")]
+        names = ["", "pull, batch", "push, batch", "pull, memory", "push, memory", "age of rows", "age of those that push"]
         blocks += [Table(header, rows), _verdict(study, arms, first)]
+        if parts:
+            blocks += [SHARES, Table(names, parts)]
     if blocks:
         blocks.append(
             "Columns but the first two are medians of the last quarter of training, seed 0, of the memory's valid pairs."
@@ -75,6 +85,14 @@ def _settled(curve: tuple[list[float], list[float]]) -> float:
 def _late(record: Record) -> list[str]:
     found = (_settled(ratio(record)), _settled(record.curve("drift_100")), _settled(record.curve("effective_rank")))
     return ["–" if value != value else f"{value:.3g}" for value in found]
+
+
+def _parts(record: Record) -> list[str]:
+    """Norms of the parts of the gradient, and ages."""
+    found = record.measures["shares"]
+    norms = [found[where][part] if where in found else None for where in ("batch", "memory") for part in ("pull", "push")]
+    ages = found.get("age", {})
+    return ["–" if x is None else f"{x:.3g}" for x in (*norms, ages.get("rows"), ages.get("valid negatives"))]
 
 
 def _panel(title: str, y: str, lines: dict[str, tuple[list[float], list[float]]], **more: Any) -> dict[str, Any]:

@@ -3,23 +3,24 @@ what it was chosen from, and what it costs."""
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from xbm.study.paper.arms import SUMMED
-from xbm.study.paper.blocks import NONE, Block, Claim, Table, spread
+from xbm.study.paper.blocks import Block, Claim, Table, percent, spread
 from xbm.study.paper.cost import SHORT
-from xbm.study.paper.experiment import HOLDOUT, OFF, Arm, Experiment, Setting, base, grid
-from xbm.study.paper.losses import choices
+from xbm.study.paper.experiment import CHOOSING_SEED, HOLDOUT, OFF, Arm, Experiment, Setting, base, grid
 from xbm.study.paper.study import Spread, Study, paired
 from xbm.train.config import flat
 from xbm.train.presets import RECIPES, preset
 
 LOSSES = {"contrastive": "contrastive", "MS": "multi_similarity"}
 AVERAGED = {"loss.reduction": "mean"}
-BALANCED = {"loss.reduction": "balanced"}
-NO_MEMORY = {"summed": SUMMED, "averaged": AVERAGED}  # the better one on the held-out classes is the one compared with
+BALANCED = {"loss.reduction": "sum", "memory.reduction": "balanced"}  # the batch's pairs are summed as ever
+REDUCTIONS = ("loss.reduction", ("sum", "mean"))  # without memory: the better one on the held-out classes is compared with
+BARE = "no memory"
 QUEUE = {"memory.update": "queue", "memory.momentum": None, "memory.ratio": 1.0}
-KEYED = {"memory.update": "moving_average", "memory.ratio": 1.0}
+KEYED = {"memory.update": "moving_average", "memory.ratio": 1.0, "memory.momentum": 0.9}
 AT_ONCE = {"memory.start": 0, "memory.fill": False}
 NOISE = {"data.noise": 0.1}
 SETTINGS = ("cars", "omniglot", "glyphs")
@@ -37,25 +38,35 @@ def recipes(setting: Setting) -> dict[str, dict[str, Any]]:
 
 
 def recipe_arms(setting: Setting) -> list[Arm]:
-    """Each loss without memory and with each recipe."""
+    """Each loss without memory and with each recipe, at one learning rate. No memory takes the better reduction of two."""
     arms = []
     for loss, name in LOSSES.items():
-        named = {"loss.name": name}
-        arms += [Arm(label, {**named, **OFF, **reduction}) for label, reduction in _bare(loss).items()]
-        arms += [Arm(f"{loss}, {recipe}", {**settings, **named}) for recipe, settings in recipes(setting).items()]
+        named = {"loss.name": name, **rate(setting)}
+        bare = Arm(f"{loss}, {BARE}", {**named, **OFF}, choose=None)
+        arms.append(replace(bare, choose={}, among=REDUCTIONS) if loss == "contrastive" else bare)
+        arms += [Arm(f"{loss}, {each}", {**settings, **named}, choose=None) for each, settings in recipes(setting).items()]
     return arms
 
 
 def noise_arms(setting: Setting) -> list[Arm]:
-    """The same with wrong labels among those trained on, at the learning rates chosen without."""
-    return [Arm(arm.label, {**arm.settings, **NOISE}, {"data.noise": 0.0}) for arm in recipe_arms(setting)]
+    """No memory and `auto` with wrong labels among those trained on; what was chosen was chosen with right ones."""
+    return [
+        replace(arm, settings={**arm.settings, **NOISE}, choose=None if arm.choose is None else {"data.noise": 0.0})
+        for arm in recipe_arms(setting)
+        if arm.label.endswith((BARE, OURS))
+    ]
 
 
-def held_out(setting: Setting, kinds: dict[str, dict[str, Any]]) -> list[Arm]:
-    """Arms that are scored on held-out training classes only, at the middle learning rate."""
+def rate(setting: Setting) -> dict[str, Any]:
+    """The same learning rate for all: the middle one of those that other experiments choose from."""
     rates = grid(setting)
-    usual = {"loss.name": "contrastive", **AT_ONCE, "data.holdout": HOLDOUT, "optim.lr": rates[len(rates) // 2]}
-    return [Arm(label, {**usual, **kind}, choose=None) for label, kind in kinds.items()]
+    return {"optim.lr": rates[len(rates) // 2]}
+
+
+def held_out(setting: Setting, kinds: dict[str, dict[str, Any]], measures: tuple[str, ...] = ()) -> list[Arm]:
+    """Arms that are scored on held-out training classes only, at the middle learning rate."""
+    usual = {"loss.name": "contrastive", **AT_ONCE, **rate(setting), "data.holdout": HOLDOUT}
+    return [Arm(label, {**usual, **kind}, choose=None, measures=measures) for label, kind in kinds.items()]
 
 
 def candidate_arms(setting: Setting) -> list[Arm]:
@@ -63,18 +74,19 @@ def candidate_arms(setting: Setting) -> list[Arm]:
     late = {"memory.start": base(setting).optim.iterations // 5, "memory.fill": True}
     ms = {"loss.name": LOSSES["MS"]}
     return held_out(setting, {
-        **{label: {**OFF, **reduction} for label, reduction in _bare("contrastive").items()},
+        "contrastive, no memory, summed": {**OFF, **SUMMED},
+        "contrastive, no memory, averaged": {**OFF, **AVERAGED},
         "contrastive, queue, summed": {**QUEUE, **SUMMED},
         "contrastive, queue, averaged": {**QUEUE, **AVERAGED},
+        "contrastive, queue, balanced in batch and memory": {**QUEUE, "loss.reduction": "balanced"},
         "contrastive, queue, balanced": {**QUEUE, **BALANCED},
         "contrastive, queue, balanced, after a fifth": {**QUEUE, **BALANCED, **late},
-        "contrastive, moving average 0.9, summed": {**KEYED, **SUMMED, "memory.momentum": 0.9},
-        "contrastive, moving average 0.5, balanced": {**KEYED, **BALANCED, "memory.momentum": 0.5},
-        "contrastive, moving average 0.9, balanced": {**KEYED, **BALANCED, "memory.momentum": 0.9},
+        "contrastive, moving average 0.9, summed": {**KEYED, **SUMMED},
+        "contrastive, moving average 0.9, balanced": {**KEYED, **BALANCED},
         "MS, no memory": {**ms, **OFF},
         "MS, queue": {**ms, **QUEUE},
         "MS, queue, after a fifth": {**ms, **QUEUE, **late},
-        "MS, moving average 0.9": {**ms, **KEYED, "memory.momentum": 0.9},
+        "MS, moving average 0.9": {**ms, **KEYED},
     })  # fmt: skip
 
 
@@ -87,44 +99,32 @@ def cost_arms(setting: Setting) -> list[Arm]:
     ]
 
 
-def _bare(loss: str) -> dict[str, dict[str, Any]]:
-    """The ways to train without memory: multi-similarity has one."""
-    if loss != "contrastive":
-        return {f"{loss}, no memory": {}}
-    return {f"{loss}, no memory, {how}": reduction for how, reduction in NO_MEMORY.items()}
-
-
 # ------------------------------------------------------------------ drawing
-
-
-def baseline(study: Study, loss: str) -> Arm | None:
-    """No memory with the better reduction on the held-out classes; None as long as something is not chosen."""
-    arms = [arm for arm in study.arms if arm.label in _bare(loss)]
-    found = [(choice, arm) for arm in arms if (choice := study.choice(arm)) is not None]
-    return max(found, key=lambda pair: max(pair[0].scores))[1] if len(found) == len(arms) else None
 
 
 def draw_recipes(data: str, studies: Sequence[Study]) -> list[Block]:
     """R@1 of every recipe, and seed by seed what `auto` adds to no memory and to the best of the others."""
+    names = list(dict.fromkeys(arm.label.rpartition(", ")[2] for study in studies for arm in study.arms))
     rows, said = [], list[Block]()
     for study in studies:
         for loss in LOSSES:
-            bare = baseline(study, loss)
-            if bare is None:
-                continue
             arms = {arm.label.removeprefix(f"{loss}, "): arm for arm in study.arms if arm.label.startswith(f"{loss}, ")}
-            found = {"no memory": study.spread(bare)}
-            found |= {name: study.spread(arms[name]) for name in recipes(study.setting)}
-            gain, ahead = _gain(found, "no memory"), _gain(found, _best(found))
-            how = bare.label.rpartition(", ")[2]
-            rows.append([
-                f"{study.setting.trunk}, {loss}", *(spread(each) for each in found.values()),
-                how if how in NO_MEMORY else NONE, spread(gain, sign=True), spread(ahead, sign=True),
-            ])  # fmt: skip
+            found = {name: study.spread(arms[name]) for name in names}
+            gain, ahead = _gain(found, BARE), _gain(found, _best(found))
+            cells = [f"{study.setting.trunk}, {loss}", *(spread(each) for each in found.values())]
+            rows.append([*cells, spread(gain, sign=True), spread(ahead, sign=True)])
             if gain is not None and ahead is not None:
                 said.append(_verdict(f"{study.setting.where}, {loss}", gain, ahead, _best(found)))
-    header = ["R@1, %", "no memory", *RECIPES_SHOWN, "no memory is", "auto − no memory", "auto − best of the others"]
-    return [Table(header, rows), *said, *(block for study in studies for block in choices(study))] if rows else []
+            choice = study.choice(arms[BARE])
+            if choice is not None:
+                tried = ", ".join(f"{how} {percent(score)}" for how, score in zip(choice.tried, choice.scores))
+                said.append(
+                    f"{study.setting.where}, {loss}: without memory pairs are reduced by `{choice.picked}`, the better of "
+                    f"two on {HOLDOUT:.0%} of the training classes, held out, seed {CHOOSING_SEED} (R@1, %: {tried})."
+                )
+    header = ["R@1, %", *names, "auto − no memory", "auto − best of the others"]
+    rates = ", ".join(f"{study.setting.trunk} {rate(study.setting)['optim.lr']:g}" for study in studies)
+    return [Table(header, rows), f"One learning rate for all ({rates}).", *said] if rows else []
 
 
 def _gain(found: dict[str, Spread | None], name: str) -> Spread | None:
@@ -142,7 +142,7 @@ def _verdict(where: str, gain: Spread, ahead: Spread, best: str) -> Claim:
     if math.isnan(gain.error):
         return Claim(f"{told}; one seed, so nothing is known of its error.")
     clear = "ahead by more than" if gain.mean > gain.error else "not ahead by more than"
-    beside = "" if best == "no memory" else f", and {spread(ahead, sign=True)} from the best of the others, `{best}`"
+    beside = "" if best == BARE else f", and {spread(ahead, sign=True)} from the best of the others, `{best}`"
     return Claim(f"{told}, {clear} one standard error{beside} ({len(gain)} seeds).")
 
 
@@ -150,7 +150,7 @@ def draw_candidates(data: str, studies: Sequence[Study]) -> list[Block]:
     header = ["R@1, %, held-out training classes", *(study.setting.trunk for study in studies)]
     labels = [arm.label for arm in studies[0].arms] if studies else []
     rows = [[label, *(spread(study.spread(study.arms[k])) for study in studies)] for k, label in enumerate(labels)]
-    rates = ", ".join(f"{study.setting.trunk} {grid(study.setting)[1]:g}" for study in studies)
+    rates = ", ".join(f"{study.setting.trunk} {rate(study.setting)['optim.lr']:g}" for study in studies)
     said = (
         f"{HOLDOUT:.0%} of the training classes were held out; one learning rate for all rows ({rates}), as many runs for each."
     )
@@ -168,7 +168,6 @@ def draw_cost(data: str, studies: Sequence[Study]) -> list[Block]:
     return [Table([f"{data}, a training step", "plain queue", OURS, "more"], rows)] if rows else []
 
 
-RECIPES_SHOWN = ("paper", "official", OURS)
 BEYOND = "beyond the paper"
 EXPERIMENTS = (
     Experiment("robustness", "Every recipe, and no memory", BEYOND, SETTINGS, recipe_arms, draw_recipes),
