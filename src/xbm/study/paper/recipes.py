@@ -74,12 +74,12 @@ def candidate_arms(setting: Setting) -> list[Arm]:
     late = {"memory.start": base(setting).optim.iterations // 5, "memory.fill": True}
     ms = {"loss.name": LOSSES["MS"]}
     return held_out(setting, {
+        "contrastive, queue, balanced": {**QUEUE, **BALANCED},
         "contrastive, no memory, summed": {**OFF, **SUMMED},
         "contrastive, no memory, averaged": {**OFF, **AVERAGED},
         "contrastive, queue, summed": {**QUEUE, **SUMMED},
         "contrastive, queue, averaged": {**QUEUE, **AVERAGED},
         "contrastive, queue, balanced in batch and memory": {**QUEUE, "loss.reduction": "balanced"},
-        "contrastive, queue, balanced": {**QUEUE, **BALANCED},
         "contrastive, queue, balanced, after a fifth": {**QUEUE, **BALANCED, **late},
         "contrastive, moving average 0.9, summed": {**KEYED, **SUMMED},
         "contrastive, moving average 0.9, balanced": {**KEYED, **BALANCED},
