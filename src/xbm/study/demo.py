@@ -43,7 +43,7 @@ ARMS = (
     Arm("MS", "ms", False),
     Arm("MS + memory", "ms", True),
     Arm("contrastive, summed", "contrastive", False, (("loss.reduction", "sum"),), seeds=1),
-    Arm("contrastive, summed + memory", "contrastive", True, (("memory.reduction", None),), seeds=1),
+    Arm("contrastive, summed + memory", "contrastive", True, (("loss.reduction", "sum"), ("memory.reduction", None)), seeds=1),
 )
 
 

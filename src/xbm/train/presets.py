@@ -44,8 +44,8 @@ LOSS_NAMES = {
 # net and the data, more memory does not hurt (docs/robustness.md).
 RECIPES: dict[str, dict[str, Any]] = {
     "auto": {
-        "loss.reduction": "sum", "memory.reduction": "balanced", "memory.batch_weight": 1.0, "memory.ratio": 1.0,
-        "memory.update": "queue", "memory.momentum": None,
+        "memory.reduction": "balanced", "memory.batch_weight": 1.0, "memory.ratio": 1.0, "memory.update": "queue",
+        "memory.momentum": None,
     },
     "paper": {},
     "official": {

@@ -41,10 +41,17 @@ images, and as many negatives as there are look-alikes in the whole training set
 that tells most of them apart from the start, the two sides stay level. With classes of ten or twenty drawings and a net that
 starts from nothing, thousands of negatives stand against a handful of positives, and nothing pulls a class together any more.
 
-`auto` sums as long as the pull is the stronger, and otherwise lets an anchor's negatives share the weight of its positives
-(`loss.reduction=balanced`). Averaging each side, the usual remedy, also levels the two, but gives the last few negatives,
-barely valid, the weight of all positives, so that the push never dies down. Multi-similarity weighs each side at most 1 as it
-is, and needs no change. `auto` keeps the loss of the batch beside that of the memory, and has no constant to tune.
+`auto` changes one thing. Against the memory, an anchor's pairs are summed as long as its valid negatives are no more than its
+positives; beyond that its negatives share the weight of its positives (`memory.reduction=balanced`). So the push of the memory
+never outweighs its pull, whatever the size of the classes, and where it would not have anyway the loss is the paper's.
+Averaging each side, the usual remedy, levels the two as well, but always: it gives the last few negatives, barely valid, the
+weight of all positives, and the push never dies down. The batch's loss is added as it is without memory: its pairs are live and
+few, and in a pretrained net their sum spreads the embeddings in the first steps. Multi-similarity gives either side a
+weight of at most 1 by itself and needs no change. There is no constant to tune.
+
+Tried on held-out classes and left out because they gained nothing: a later start of the memory, slots averaged over an image's
+views (both in a table below); matching the memory's moments to the batch's; balancing by a running ratio instead of anchor by
+anchor; not pushing a negative that is nearer than the nearest positive, against wrong labels.
 """
 
 

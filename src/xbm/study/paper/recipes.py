@@ -16,7 +16,7 @@ from xbm.train.presets import RECIPES, preset
 
 LOSSES = {"contrastive": "contrastive", "MS": "multi_similarity"}
 AVERAGED = {"loss.reduction": "mean"}
-BALANCED = {"loss.reduction": "sum", "memory.reduction": "balanced"}  # the batch's pairs are summed as ever
+BALANCED = {"memory.reduction": "balanced"}  # the batch's loss is that of the base config, without memory the better one
 REDUCTIONS = ("loss.reduction", ("sum", "mean"))  # without memory: the better one on the held-out classes is compared with
 BARE = "no memory"
 QUEUE = {"memory.update": "queue", "memory.momentum": None, "memory.ratio": 1.0}
@@ -79,7 +79,8 @@ def candidate_arms(setting: Setting) -> list[Arm]:
         "contrastive, no memory, averaged": {**OFF, **AVERAGED},
         "contrastive, queue, summed": {**QUEUE, **SUMMED},
         "contrastive, queue, averaged": {**QUEUE, **AVERAGED},
-        "contrastive, queue, balanced in batch and memory": {**QUEUE, "loss.reduction": "balanced"},
+        "contrastive, queue, balanced, batch summed": {**QUEUE, **SUMMED, **BALANCED},
+        "contrastive, queue, balanced, batch too": {**QUEUE, "loss.reduction": "balanced"},
         "contrastive, queue, balanced, after a fifth": {**QUEUE, **BALANCED, **late},
         "contrastive, moving average 0.9, summed": {**KEYED, **SUMMED},
         "contrastive, moving average 0.9, balanced": {**KEYED, **BALANCED},
