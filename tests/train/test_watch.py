@@ -25,7 +25,7 @@ def test_a_collapse_is_said_once():
     watch = Watch(memory_start=100)
     assert watch.look({"step": 9, "mean_cosine": 0.5, "effective_rank": 20.0}) == []
     (said,) = watch.look({"step": 19, "mean_cosine": 0.995, "effective_rank": 20.0})
-    assert "iteration 19: the embeddings are collapsing (mean cosine 0.995" in said and "loss.reduction=balanced" in said
+    assert "iteration 19: the embeddings are collapsing (mean cosine 0.995" in said and "memory.reduction=balanced" in said
     assert watch.look({"step": 29, "mean_cosine": 0.999, "effective_rank": 1.0}) == []
     assert watch.notes == [("warning", said)]
 

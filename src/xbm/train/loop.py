@@ -142,5 +142,5 @@ def finite(job: Job, step: int, values: Tensor, look: bool = False) -> None:
         kept = f"the last good checkpoint is {job.last}" if job.last.exists() else "no checkpoint had been written yet"
         raise InputError(
             f"iteration {step}: the loss is not finite; {kept}: try a lower optim.lr, optim.precision=fp32, "
-            "or loss.reduction=balanced, in a new run"
+            "or memory.reduction=balanced, in a new run"
         )

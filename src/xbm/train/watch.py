@@ -49,7 +49,7 @@ class Watch:
             new.append((
                 "collapse",
                 f"iteration {step}: the embeddings are collapsing (mean cosine {cosine:.3f}, effective rank {rank:.1f}): "
-                "try loss.reduction=balanced, memory.batch_weight=1, a lower optim.lr, or a smaller memory.ratio",
+                "try memory.reduction=balanced, memory.batch_weight=1, a lower optim.lr, or a smaller memory.ratio",
             ))  # fmt: skip
         recall = row.get("recall@1", math.nan)
         if not math.isnan(recall):
@@ -59,7 +59,7 @@ class Watch:
                 new.append((
                     "fall",
                     f"iteration {step}: R@1 fell from {100 * self.before_memory:.1f} to {100 * recall:.1f} since the memory "
-                    "started: try loss.reduction=balanced, memory.batch_weight=1, or a later memory.start",
+                    "started: try memory.reduction=balanced, memory.batch_weight=1, or a later memory.start",
                 ))  # fmt: skip
         new += self._of_memory(step, row)
         fresh = [(kind, text) for kind, text in new if kind not in self.said]
@@ -89,7 +89,7 @@ class Watch:
             new.append((
                 "outweighed",
                 f"iteration {step}: the memory's negatives outweigh its positives {negatives / positives:.0f} to 1, which "
-                "pushes classes apart: use loss.reduction=balanced, as --recipe auto does",
+                "pushes classes apart: use memory.reduction=balanced, as --recipe auto does",
             ))  # fmt: skip
         for delta in (10, 100, 1000):
             drift = row.get(f"drift_{delta}", math.nan)
