@@ -183,7 +183,7 @@ def main() -> None:
         random.seed(number)
         torch.manual_seed(number)
         way = WAYS[number % len(WAYS)]
-        steps.SMALL = 0 if number % 2 else ROWS_OF_A_SMALL_BANK  # type: ignore[attr-defined]
+        steps.SMALL = 0 if number % 2 else ROWS_OF_A_SMALL_BANK
         for _ in range(a.shapes):
             try:
                 for _ in range(5):

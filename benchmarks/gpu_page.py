@@ -15,6 +15,11 @@ HEAD = """# On a GPU
 
 All figures: one NVIDIA H200; the files under `benchmarks/results/` hold them with versions, command and date, the CSV files
 every repeat. This page is written from them by `python -m benchmarks.gpu_page`.
+
+A step of the loss is forward and backward of 64 anchors. "Few valid" pairs are a few thousand, as in training; "every" is the
+worst case. "In a graph" is what training does. "Called plainly" is bound by the host, not by the GPU: beside it stands what a
+function of autograd that computes nothing costs on the same machine, and the same with
+`torch.autograd.set_multithreading_enabled(False)`, which keeps torch from handing the backward pass to another thread.
 """
 
 
@@ -46,13 +51,17 @@ def losses() -> str:
         if "x" not in part:
             continue
         rows, columns = (int(side) for side in part.split("x"))
-        shown = []
+        ours, shown = by_name["contrastive, few valid, in a graph"]["ms"], []
         for name, case in by_name.items():
             if "ms" not in case:
                 continue
             over = f"{case['over_reading']:.2f}×" if "over_reading" in case else ""
-            shown.append([name, f"{case['ms']:.4f}", over])
-        parts.append(f"### {rows:,} rows of {columns}, bfloat16\n\n" + table(["", "ms", "of reading the bank once"], shown))
+            extra = case.get("MB", by_name.get(f"{name.split(',')[0]}, extra memory", {}).get("MB"))
+            shown.append(
+                [name, f"{case['ms']:.4f}", over, f"{case['ms'] / ours:.1f}×", "" if extra is None else f"{extra:.1f}"]
+            )
+        heads = ["", "ms", "of reading the bank once", "of the contrastive step in a graph", "extra MB"]
+        parts.append(f"### {rows:,} rows of {columns}, bfloat16\n\n" + table(heads, shown))
     return source(found) + "\n" + "\n".join(parts)
 
 
@@ -98,17 +107,25 @@ def schedule() -> str:
     return source(found) + "\n" + said
 
 
+def evaluation() -> str:
+    found = read("evaluation")
+    if found is None:
+        return "Not measured yet.\n"
+    rows = [[case["method"], f"{case['seconds']:.3f}", f"{case['extra_mib']:.0f}"] for case in found["cases"]]
+    return source(found) + "\n" + table(["60,502 × 60,502 × 512", "seconds", "peak extra MiB"], rows)
+
+
 def networks() -> str:
     found = read("network")
     if found is None:
         return "Not measured yet.\n"
     rows = [
         [run["trunk"], f"{run['plain']['ms']:.2f}", f"{run['fused']['ms']:.2f}",
-         f"{run['plain']['peak_gb']:.2f}", f"{run['fused']['peak_gb']:.2f}"]
+         f"{run['plain']['peak_gb']:.2f}", f"{run['fused']['peak_gb']:.2f}", run["commit"]]
         for run in found["runs"]
     ]  # fmt: skip
-    heads = ["batch 64 at 224², one CUDA graph", "torch's kernels, ms", "fused, ms", "GB", "GB fused"]
-    return f"`{found['command']}`, commit {found['commit']}.\n\n" + table(heads, rows)
+    heads = ["batch 64 at 224², one CUDA graph", "torch's kernels, ms", "fused, ms", "GB", "GB fused", "commit"]
+    return f"`{found['command']}`.\n\n" + table(heads, rows)
 
 
 def page() -> str:
@@ -117,6 +134,7 @@ def page() -> str:
         "Against float64, on random shapes": checks(),
         "A training step with and without memory": training(),
         "The paper's schedule": schedule(),
+        "Evaluation": evaluation(),
         "The networks": networks(),
     }
     return HEAD + "".join(f"\n## {title}\n\n{text}" for title, text in sections.items())

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from benchmarks.gpu_measure import Call, Record, captured, extra_megabytes, reading, timed
 from benchmarks.gpu_scene import EVERY_PAIR, LOSSES, Scene, dense_step, loop_step, scene
@@ -49,6 +50,8 @@ def size(out: Path, name: str) -> None:
         record.add(f"read the bank once, {k} programs a processor", lambda k=k: timed([reading(m.rows, k) for m in s.memories]))
         .get("ms", float("inf")) for k in (4, 8, 16)
     )  # fmt: skip
+    record.add("an empty autograd function", lambda: timed([empty(s)]))
+    record.add("an empty autograd function, autograd in one thread", lambda: alone([empty(s)]))
     for valid in ("few", "every"):
         for kind, cls in LOSSES.items():
             calls = steps(cls(**(EVERY_PAIR[kind] if valid == "every" else {})), s)
@@ -63,6 +66,24 @@ def size(out: Path, name: str) -> None:
         peers(record, s)
 
 
+class Empty(torch.autograd.Function):
+    """The least that a loss with a gradient of its own costs the host: two numbers' worth of work."""
+
+    @staticmethod
+    def forward(ctx: Any, anchors: Tensor) -> Tensor:
+        ctx.gradient = anchors.detach()
+        return anchors.new_empty(())
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> Tensor:
+        return ctx.gradient * upstream
+
+
+def empty(s: Scene) -> Call:
+    v = s.anchors.clone().requires_grad_()
+    return lambda: torch.autograd.grad(Empty.apply(v), v)[0]
+
+
 def alone(calls: list[Call]) -> dict[str, Any]:
     """Called plainly, with the backward pass on the thread that asks for it: torch hands it to another one otherwise."""
     with torch.autograd.set_multithreading_enabled(False):
@@ -70,7 +91,7 @@ def alone(calls: list[Call]) -> dict[str, Any]:
 
 
 def valid_pairs(loss: PairLoss, s: Scene) -> dict[str, Any]:
-    _, stats = loss(s.anchors, s.labels, s.memories[0], ids=s.ids, return_stats=True)  # type: ignore[misc]
+    _, stats = loss(s.anchors, s.labels, s.memories[0], ids=s.ids, return_stats=True)
     return {"negatives": int(stats.valid_negatives.sum()), "positives": int(stats.valid_positives.sum())}
 
 
@@ -114,7 +135,7 @@ def warm(D: int) -> None:
     for cls in LOSSES.values():
         for stats in (False, True):
             steps(cls(), s, stats)[0]()
-    sys.modules["xbm.engine.triton.step"].SMALL = 0  # type: ignore[attr-defined]
+    sys.modules["xbm.engine.triton.step"].SMALL = 0
     for cls in LOSSES.values():
         steps(cls(), scene(59_552, D, 1))[0]()
 
@@ -136,7 +157,7 @@ def properties(out: Path) -> None:
         calls = steps(ContrastiveLoss(), scene(59_551, 512, 3, dtype))
         record.add(f"contrastive, {dtype} bank, in a graph", lambda calls=calls: in_graph(calls))
     for times in (4, 16):
-        more = Scene(*(x.repeat(times, *[1] * (x.dim() - 1)) for x in s[:3]), memories=s.memories)  # type: ignore[misc]
+        more = Scene(*(x.repeat(times, *[1] * (x.dim() - 1)) for x in s[:3]), memories=s.memories)
         calls = steps(ContrastiveLoss(), more)
         record.add(f"contrastive, {64 * times} anchors, in a graph", lambda calls=calls: in_graph(calls))
 

@@ -53,7 +53,7 @@ class Repeated:
 
 def made_up(name: str, count: int, side: int, different: int = 512) -> ImageSet:
     labels = np.arange(count) // 5
-    return ImageSet(name, labels, [str(k) for k in range(labels[-1] + 1)], pixels=Repeated(count, different, side))  # type: ignore[arg-type]
+    return ImageSet(name, labels, [str(k) for k in range(labels[-1] + 1)], pixels=Repeated(count, different, side))
 
 
 def config_of(**settings: Any) -> Config:
@@ -80,6 +80,17 @@ def full(job: Job) -> None:
     memory.count.fill_(M)
 
 
+class Listening(Console):
+    """Keeps what a run says, such as which path its steps take."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.said: list[str] = []
+
+    def say(self, sentence: str) -> None:
+        self.said.append(sentence)
+
+
 def step_of(settings: dict[str, Any], images: ImageSet, folder: Path, repeats: int, each: int) -> dict[str, Any]:
     """Milliseconds an iteration, and the most memory held beyond the images."""
     config = config_of(**settings)
@@ -88,11 +99,9 @@ def step_of(settings: dict[str, Any], images: ImageSet, folder: Path, repeats: i
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated()
     job = Job(config, dataset, folder)
-    said: list[str] = []
-    console = Console(config, 0, quiet=True)
-    console.say = said.append  # type: ignore[method-assign]
+    console = Listening(config, 0, quiet=True)
     full(job)
-    held = job.feed._table.numel()  # type: ignore[attr-defined]
+    held = len(images) * SIDE * SIDE * 3
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     learn_next, number, times = steps(job, 0, console), 0, []
@@ -111,7 +120,7 @@ def step_of(settings: dict[str, Any], images: ImageSet, folder: Path, repeats: i
     peak = torch.cuda.max_memory_allocated() - held - before
     bank = 0 if job.memory is None else sum(b.numel() * b.element_size() for b in job.memory.buffers())
     return {"ms": statistics.median(times), "least": min(times), "most": max(times), "peak_gb": peak / 1e9,
-            "bank_gb": bank / 1e9, "path": said, "repeats": times}  # fmt: skip
+            "bank_gb": bank / 1e9, "path": console.said, "repeats": times}  # fmt: skip
 
 
 TABLE: dict[str, dict[str, Any]] = {

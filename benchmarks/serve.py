@@ -114,7 +114,7 @@ def main() -> None:
         server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         try:
             assert server.stdout is not None
-            port = int(re.search(r":(\d+)/", server.stdout.readline()).group(1))  # type: ignore[union-attr]
+            port = int(re.search(r":(\d+)/", server.stdout.readline()).group(1))
             asyncio.run(load(port, server.pid, pictures))
         finally:
             server.send_signal(signal.SIGTERM)

@@ -1,6 +1,9 @@
-"""Shared by all tests: the same random numbers, pictures to train on, and a finished run."""
+"""Shared by all tests: the same random numbers, one thread, pictures to train on, finished runs, and a browser."""
 
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +14,27 @@ from tiny import draw_photos, tiny_config
 @pytest.fixture(autouse=True)
 def _same_numbers_every_time() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Bit for bit needs the same number of threads everywhere, and tiny nets are fastest with one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    found = [path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))]
+    if not found:
+        pytest.skip("no chromium, chromium-browser or google-chrome on PATH: install one to test the page in a browser")
+    playwright = pytest.importorskip("playwright.sync_api")
+    with playwright.sync_playwright() as session:
+        opened = session.chromium.launch(executable_path=found[0])
+        yield opened
+        opened.close()
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,5 @@
 """The page as a reader meets it: on a desk and on a phone, by day and by night. Needs a Chromium."""
 
-import shutil
 from dataclasses import replace
 
 import pytest
@@ -9,18 +8,6 @@ from synthetic_runs import demo, run
 from xbm.report import write_report
 
 pytestmark = pytest.mark.browser
-CHROMIUM = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None)
-
-
-@pytest.fixture(scope="module")
-def browser():
-    if CHROMIUM is None:
-        pytest.skip("no chromium, chromium-browser or google-chrome on PATH: install one to test the page in a browser")
-    playwright = pytest.importorskip("playwright.sync_api")
-    with playwright.sync_playwright() as session:
-        opened = session.chromium.launch(executable_path=CHROMIUM)
-        yield opened
-        opened.close()
 
 
 @pytest.fixture(scope="module")

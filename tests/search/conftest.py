@@ -1,11 +1,9 @@
 """Shared by the tests of searching: photographs of one's own, and an index of them that nobody may change."""
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from xbm.search.update import update
 
@@ -21,12 +19,3 @@ def made_index(searchable: Path, own_photos: Path, tmp_path_factory: pytest.Temp
     out = tmp_path_factory.mktemp("made") / "index"
     update(searchable, own_photos, out, pytest.fail, quiet=True)
     return out
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Fastest for tiny nets, and nothing is embedded just to find that out."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)

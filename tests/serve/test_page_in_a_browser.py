@@ -1,14 +1,12 @@
 """The page as its users meet it: with a mouse, by keyboard, through a screen reader's eyes, on a phone. Needs a Chromium."""
 
 import base64
-import shutil
 import time
 
 import pytest
 from bombs import png_of_zeros, text_named_jpg
 
 pytestmark = [pytest.mark.browser, pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")]
-CHROMIUM = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None)
 
 STICKING_OUT = """[...document.querySelectorAll('main *')]
     .filter(e => e.getBoundingClientRect().right > innerWidth + 0.5).map(e => e.outerHTML.slice(0, 80))"""
@@ -23,17 +21,6 @@ SEND_50_MB = """async () => {
     const answer = await fetch('/api/search', {method: 'POST', body});
     return [answer.status, (await answer.json()).error]; }"""
 FOCUSED = "document.activeElement.id || document.activeElement.getAttribute('aria-label') || 'skip'"
-
-
-@pytest.fixture(scope="module")
-def browser():
-    if CHROMIUM is None:
-        pytest.skip("no chromium, chromium-browser or google-chrome on PATH: install one to test the page in a browser")
-    playwright = pytest.importorskip("playwright.sync_api")
-    with playwright.sync_playwright() as session:
-        opened = session.chromium.launch(executable_path=CHROMIUM)
-        yield opened
-        opened.close()
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ XBM_WRITE_DOCS=1 pytest -m slow tests/serve/test_readme_picture.py     # renews 
 
 import io
 import os
-import shutil
 from pathlib import Path
 
 import pytest
@@ -19,16 +18,13 @@ from xbm.search.update import update
 from xbm.study.demo import ARMS, config_of
 from xbm.train.loop import train
 
-CHROMIUM = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None)
 PICTURE = Path(__file__).parents[2] / "docs" / "search.png"
 MOST_BYTES = 150_000
 
 
 @pytest.mark.slow
 @pytest.mark.browser
-def test_the_picture_can_be_made_and_is_small(tmp_path):
-    if CHROMIUM is None:
-        pytest.skip("no chromium, chromium-browser or google-chrome on PATH: install one to make the picture")
+def test_the_picture_can_be_made_and_is_small(browser, tmp_path):
     glyphs = write_pictures(read_glyphs().protocols[0].query, tmp_path / "glyphs")
     searchers = []
     for arm in ARMS[2:4]:
@@ -37,27 +33,21 @@ def test_the_picture_can_be_made_and_is_small(tmp_path):
         update(run, glyphs, run / "index", pytest.fail, quiet=True)
         searchers.insert(0, Searcher(run))
     assert [searcher.name for searcher in searchers] == ["with_memory", "without_memory"]
-    shot = screenshot(searchers, searchers[0].catalogue.find(("U+0026/0.png", "")))
+    shot = screenshot(browser, searchers, searchers[0].catalogue.find(("U+0026/0.png", "")))
     image = Image.open(io.BytesIO(shot)).convert("RGB").quantize(64)
     target = PICTURE if os.environ.get("XBM_WRITE_DOCS") else tmp_path / "search.png"
     image.save(target, optimize=True)
     assert target.stat().st_size < MOST_BYTES and image.size == (1120, 740)
 
 
-def screenshot(searchers, image):
-    from playwright.sync_api import sync_playwright
-
+def screenshot(browser, searchers, image):
     address = running(searchers)
     base = next(address)
     try:
-        with sync_playwright() as session:
-            browser = session.chromium.launch(executable_path=CHROMIUM)
-            page = browser.new_page(viewport={"width": 1120, "height": 740})
-            page.goto(f"{base}?like={image}")
-            page.wait_for_selector("#results li")
-            page.wait_for_load_state("networkidle")
-            shot = page.screenshot()
-            browser.close()
+        page = browser.new_page(viewport={"width": 1120, "height": 740})
+        page.goto(f"{base}?like={image}")
+        page.wait_for_selector("#results li")
+        page.wait_for_load_state("networkidle")
+        return page.screenshot()
     finally:
         next(address, None)
-    return shot

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from xbm.engine.triton import launch
 
@@ -77,3 +78,11 @@ def test_where_somebody_watches_or_scratch_is_needed_triton_starts_it(monkeypatc
     start(kernel, "b", "b")
     plainly, directly = (("plainly", (2, 3, 1), (1, 2.5)), ("directly", (2, 3, 1), (1, 2.5)))
     assert jitted.calls == [COMPILED, plainly, directly, COMPILED, plainly]
+
+
+def test_tensors_are_handed_on_as_addresses():
+    jitted, tensor = Jitted(), torch.zeros(3)
+    kernel = launch.Kernel(jitted)
+    for _ in range(2):
+        kernel(launch.number("addresses"), (1, 1, 1), 8, 3, tensor, None, 2)
+    assert jitted.calls[1] == ("directly", (1, 1, 1), (tensor.data_ptr(), None, 2))

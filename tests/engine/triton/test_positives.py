@@ -11,7 +11,7 @@ def test_lists_hold_every_positive_once_in_the_order_of_the_rows():
     anchors, labels, ids, memory = memory_with(m=3, M=83, D=17)
     own = torch.tensor([int((memory.row_labels == labels[0]).nonzero()[0]), -1, -1])
     m, M, per, scans = 3, 83, 32, 3
-    for cap, places_in_table, group in ((50, 64, 1), (2, 64, 2), (50, 1, 5)):
+    for cap, places_in_table, group, block in ((50, 64, 1, 16), (2, 64, 2, 16), (50, 1, 5, 16), (50, 64, 1, 32)):
         counts = torch.full((m, scans), -1, dtype=torch.int32)
         totals, lowest, highest, listed = torch.zeros(m, dtype=torch.int32), torch.zeros(m), torch.zeros(m), torch.zeros(m, cap)
         places, beaten = (torch.full((m, cap), -1, dtype=torch.int32) for _ in range(2))
@@ -29,7 +29,26 @@ def test_lists_hold_every_positive_once_in_the_order_of_the_rows():
         out = (totals, lowest, highest, listed, places, beaten)
         v, rows = anchors.detach(), memory.rows
         positives.enlist[(m,)](
-            v, rows, *who, table, counts, *out, m, M, per, scans, group, cap, *flags, 17, places_in_table, 4, 16, 8, 16
+            v,
+            rows,
+            *who,
+            table,
+            counts,
+            *out,
+            m,
+            M,
+            per,
+            scans,
+            group,
+            cap,
+            *flags,
+            17,
+            places_in_table,
+            4,
+            block,
+            8,
+            16,
+            per * group <= block,
         )
         S = v @ rows.T
         for i in range(m):

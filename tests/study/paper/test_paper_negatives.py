@@ -1,20 +1,5 @@
-import pytest
-from made_up import CARS, carry_out
-
 from xbm.study.paper.blocks import Claim, Figure, Pictures
-from xbm.study.paper.record import Records
 from xbm.study.paper.registry import EXPERIMENTS
-from xbm.study.paper.study import Study
-
-
-@pytest.fixture
-def drawn(tmp_path):
-    def draw(name):
-        records = Records(tmp_path)
-        carry_out([EXPERIMENTS[name]], [CARS], 1, records)
-        return EXPERIMENTS[name].draw("cars", [Study(EXPERIMENTS[name], CARS, records)])
-
-    return draw
 
 
 def test_valid_negatives_from_batch_and_memory(drawn):

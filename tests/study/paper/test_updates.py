@@ -1,5 +1,5 @@
 import pytest
-from made_up import CARS, carry_out
+from made_up import CARS
 
 from xbm.study.paper.experiment import config_of, setting_of
 from xbm.study.paper.record import Records, identity
@@ -7,16 +7,6 @@ from xbm.study.paper.registry import EXPERIMENTS
 from xbm.study.paper.study import Study
 from xbm.study.paper.updates import alpha_arms, momentum_arms, preset_arms, trick_arms
 from xbm.train.presets import preset
-
-
-@pytest.fixture
-def drawn(tmp_path):
-    def draw(name):
-        records = Records(tmp_path)
-        carry_out([EXPERIMENTS[name]], [CARS], 1, records)
-        return EXPERIMENTS[name].draw("cars", [Study(EXPERIMENTS[name], CARS, records)])
-
-    return draw
 
 
 def test_the_updates_are_those_of_the_supplementary():

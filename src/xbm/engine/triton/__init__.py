@@ -51,7 +51,10 @@ def compare(loss: Any, anchors: Tensor, pairing: Pairing, stats: bool) -> tuple[
             grad and anchors.requires_grad, grad and not in_batch and pairing.rows.requires_grad,
         )  # fmt: skip
     else:
-        value, counts, extremes, unsound = _Compare.apply(anchors, None if in_batch else pairing.rows, pairing, loss, stats)
+        found = _Compare.apply(anchors, None if in_batch else pairing.rows, pairing, loss, stats)
+        if not stats:
+            return found, ()
+        value, counts, extremes, unsound = found
     return value, (*counts, *extremes, unsound) if stats else ()
 
 
@@ -61,27 +64,31 @@ class _Compare(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, anchors: Tensor, rows: Tensor | None, pairing: Pairing, loss: Loss, stats: bool
-    ) -> tuple[Tensor | None, ...]:
+    ) -> Tensor | tuple[Tensor | None, ...]:
         of_anchors, of_rows = ctx.needs_input_grad[:2]
         found = step(loss, anchors, pairing, stats, rows is None, of_anchors, of_rows)
-        ctx.save_for_backward(found.gradient, found.row_gradient)
+        ctx.gradients = (
+            found.gradient,
+            found.row_gradient,
+        )  # neither inputs nor outputs, so nothing has to be saved the slow way
+        if not stats:
+            return found.loss
         ctx.set_materialize_grads(False)
-        if stats:
-            ctx.mark_non_differentiable(found.counts, found.extremes, found.unsound)
+        ctx.mark_non_differentiable(found.counts, found.extremes, found.unsound)
         return found.loss, found.counts, found.extremes, found.unsound
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
         if upstream is None:
             return None, None, None, None, None
-        return (*_scaled(ctx, upstream), None, None, None)
+        return (*_scaled(ctx, ctx.gradients, upstream), None, None, None)
 
 
-def _scaled(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    gradient, of_rows = ctx.saved_tensors
+def _scaled(ctx: Any, gradients: tuple[Tensor, Tensor | None], upstream: Tensor) -> tuple[Tensor | None, Tensor | None]:
     if torch.is_grad_enabled():
         raise InputError('this engine has no second derivatives: build the loss with engine="reference"')
-    for_anchors = gradient * upstream if ctx.needs_input_grad[0] else None
+    of_anchors, of_rows = gradients
+    for_anchors = of_anchors * upstream if ctx.needs_input_grad[0] else None
     return for_anchors, of_rows * upstream if of_rows is not None and ctx.needs_input_grad[1] else None
 
 
@@ -128,7 +135,7 @@ def _setup(ctx: Any, inputs: tuple, output: list[Tensor]) -> None:
 
 
 def _backward(ctx: Any, grads: list[Tensor]) -> tuple[Tensor | None, ...]:
-    return (*_scaled(ctx, grads[0]), *[None] * 13)
+    return (*_scaled(ctx, ctx.saved_tensors, grads[0]), *[None] * 13)
 
 
 node.register_autograd(_backward, setup_context=_setup)

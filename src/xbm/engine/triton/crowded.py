@@ -11,7 +11,7 @@ import triton.language as tl
 
 from xbm.engine.triton.tiles import (  # isort: skip
     CROWD_NEGATIVES, CROWD_POSITIVES, CROWD_TRIPLETS, CROWD_VALUE, SIZES,
-    may_meet, own_slots, similarities_of_one,
+    may_meet, own_slots, positives_among, similarities_of_one,
 )  # fmt: skip
 
 
@@ -60,10 +60,8 @@ def crowded(
             for start in range(0, M, BN):  # list the next positives
                 j = start + tl.arange(0, BN)
                 here = j < M
-                good = here & (tl.load(row_labels + j, mask=here, other=0) == label)
+                good = positives_among(j, here, row_labels, stamps, row_ids, label, anchor_id, slot, BY_ID, BY_SLOT, False)
                 if tl.max(good.to(tl.int32), 0) > 0:
-                    free = may_meet(j, here, stamps, row_ids, anchor_id, slot, BY_ID, BY_SLOT)
-                    good = good & (tl.max(free.to(tl.int32), 0) > 0)
                     at = seen + tl.cumsum(good.to(tl.int32), 0) - 1
                     seen += tl.sum(good.to(tl.int32), 0)
                     good = good & (at >= 0) & (at < cap)

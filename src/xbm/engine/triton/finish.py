@@ -12,7 +12,7 @@ from xbm.engine.triton.tiles import (  # isort: skip
     BALANCED, BOTH, CEILING, CONTRASTIVE, CROWD_NEGATIVES, CROWD_POSITIVES, CROWD_TRIPLETS, CROWD_VALUE, EASIEST_POSITIVE,
     EXTRA, FLOOR, HARDEST, HARDEST_POSITIVE, INF, LOSS, MEAN, MULTI_SIMILARITY, NEGATIVE_PEAK, NEGATIVES, NEWEST_ROWS,
     OF_NEGATIVE, OF_POSITIVE, POSITIVE_PEAK, SIZES, SOUND, TRIPLET, VALUE, counter_in, found_in,
-    log_of_one_plus, may_meet, own_slots, similarities_of_one, sums_in,
+    log_of_one_plus, own_slots, positives_among, similarities_of_one, sums_in,
 )  # fmt: skip
 
 
@@ -21,12 +21,12 @@ def is_sound(
     given, i, ids, sound, tolerance, D: tl.constexpr, HAS_IDS: tl.constexpr, HAS_SOUND: tl.constexpr, BK: tl.constexpr
 ):
     """Whether an anchor is finite and of unit length, its id no less than 0, and not ruled out by the caller."""
-    square = 0.0
+    squares = tl.zeros((BK,), tl.float32)  # added up once, at the end: every sum over threads makes all of them wait
     for start in range(0, D, BK):
         d = start + tl.arange(0, BK)
         x = tl.load(given + i.to(tl.int64) * D + d, mask=d < D, other=0.0).to(tl.float32)
-        square += tl.sum(x * x, 0)
-    good = tl.abs(tl.sqrt(square) - 1.0) <= tolerance  # False for NaN too
+        squares += x * x
+    good = tl.abs(tl.sqrt(tl.sum(squares, 0)) - 1.0) <= tolerance  # False for NaN too
     if HAS_IDS:
         good = good & (tl.load(ids + i) >= 0)
     if HAS_SOUND:
@@ -39,14 +39,15 @@ def was_written_last(given, rows, row_labels, labels, pointer, latest, i, m, M, 
     """Whether the anchor is the row that the queue took at its place in the latest enqueue, or nothing was enqueued yet."""
     slot = own_slots(pointer, pointer, i, m, M, NEWEST_ROWS)
     at = tl.maximum(slot, 0)
-    other = (tl.load(row_labels + at) != tl.load(labels + i)).to(tl.int32)
+    differ = tl.zeros((BK,), tl.int32)
     for start in range(0, D, BK):
         d = start + tl.arange(0, BK)
         v = tl.load(rows + at.to(tl.int64) * D + d, mask=d < D, other=0.0)
         x = tl.load(given + i.to(tl.int64) * D + d, mask=d < D, other=0.0).to(v.dtype)
-        other += tl.sum((x.to(tl.float32) != v.to(tl.float32)).to(tl.int32), 0)
+        differ += (x.to(tl.float32) != v.to(tl.float32)).to(tl.int32)
+    same = (tl.sum(differ, 0) == 0) & (tl.load(row_labels + at) == tl.load(labels + i))
     newest = tl.load(latest)
-    return (((other == 0) | (slot < 0)) & (newest == m)) | (newest == 0)
+    return ((same | (slot < 0)) & (newest == m)) | (newest == 0)
 
 
 @triton.jit
@@ -167,10 +168,8 @@ def finish(
                 for start in range(0, M, BP):
                     j = start + tl.arange(0, BP)
                     here = j < M
-                    good = here & (tl.load(row_labels + j, mask=here, other=0) == label)
+                    good = positives_among(j, here, row_labels, stamps, row_ids, label, anchor_id, slot, BY_ID, BY_SLOT, False)
                     if tl.max(good.to(tl.int32), 0) > 0:
-                        free = may_meet(j, here, stamps, row_ids, anchor_id, slot, BY_ID, BY_SLOT)
-                        good = good & (tl.max(free.to(tl.int32), 0) > 0)
                         s = similarities_of_one(anchors, rows, i, j, good, D, BP, BK)
                         each, w, valid = weigh_positives(s, good, ceiling, positive_peak, alpha, base, KIND)
                         p_value += tl.sum(each, 0)

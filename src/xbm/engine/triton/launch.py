@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import triton
+from torch import Tensor
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 
@@ -57,7 +58,9 @@ def starter(compiled: Any) -> Callable:
         if watchers[0] or watchers[1]:  # somebody profiles
             return plainly(grid, *arguments)
         stream = driver.get_current_stream(driver.get_current_device())
-        start(*grid, stream, function, cooperative, pdl, None, None, metadata, None, None, None, *arguments)
+        # of a number the launcher asks nothing; of every tensor it asks the driver whether the device can reach it
+        given = [x.data_ptr() if type(x) is Tensor else x for x in arguments]
+        start(*grid, stream, function, cooperative, pdl, None, None, metadata, None, None, None, *given)
         return None
 
     return directly

@@ -12,7 +12,7 @@ and the kernels that read the list find the anchor's positives by scanning again
 import triton
 import triton.language as tl
 
-from xbm.engine.triton.tiles import INF, SIZES, may_meet, own_slots, similarities_of_one
+from xbm.engine.triton.tiles import INF, SIZES, own_slots, positives_among, similarities_of_one
 
 FREE = tl.constexpr(0)  # places of the table: nobody, the number of an anchor plus one, or several labels
 SEVERAL = tl.constexpr(-1)
@@ -81,6 +81,7 @@ def enlist(
     m, M, per, scans, group, cap,
     BY_ID: tl.constexpr, BY_SLOT: tl.constexpr, D: tl.constexpr, PLACES: tl.constexpr,
     SP: tl.constexpr, BN: tl.constexpr, BP: tl.constexpr, BK: tl.constexpr,
+    ONE: tl.constexpr,  # whether the parts taken at a time are one block of rows, so that each block holds a row of the label
 ):  # fmt: skip
     i = tl.program_id(0)
     me = i + tl.arange(0, 1)
@@ -101,20 +102,19 @@ def enlist(
         for start in range(at_part * per, last, BN):
             j = start + tl.arange(0, BN)
             here = j < last
-            good = here & (tl.load(row_labels + j, mask=here, other=0) == label)
-            if tl.max(good.to(tl.int32), 0) > 0:
-                free = may_meet(j, here, stamps, row_ids, anchor_id, slot, BY_ID, BY_SLOT)
-                good = good & (tl.max(free.to(tl.int32), 0) > 0)
+            good = positives_among(j, here, row_labels, stamps, row_ids, label, anchor_id, slot, BY_ID, BY_SLOT, ONE)
+            more = tl.sum(good.to(tl.int32), 0)
+            if more > 0:
                 at = seen + tl.cumsum(good.to(tl.int32), 0) - 1
                 tl.store(places + i * cap + at, j, mask=good & (at < cap))
-                seen += tl.sum(good.to(tl.int32), 0)
+                seen += more
                 if at_most > cap:  # perhaps not all of them will be in the list
                     for part in range(0, BN, BP):
                         some = start + part + tl.arange(0, BP)
                         inside = some < last
-                        these = inside & (tl.load(row_labels + some, mask=inside, other=0) == label)
-                        met = may_meet(some, inside, stamps, row_ids, anchor_id, slot, BY_ID, BY_SLOT)
-                        these = these & (tl.max(met.to(tl.int32), 0) > 0)
+                        these = positives_among(
+                            some, inside, row_labels, stamps, row_ids, label, anchor_id, slot, BY_ID, BY_SLOT, True
+                        )
                         if tl.max(these.to(tl.int32), 0) > 0:
                             s_some = similarities_of_one(anchors, rows, i, some, these, D, BP, BK)
                             low = tl.minimum(low, tl.min(tl.where(these, s_some, INF), 0))

@@ -10,6 +10,7 @@
 The tensor cores multiply the anchors in the rows' type: with a half bank the anchors are rounded to it.
 """
 
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -18,10 +19,10 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from xbm.checks import tolerance
 from xbm.engine.pairing import Pairing
-from xbm.engine.terms import Loss
+from xbm.engine.terms import Loss, from_spec
 from xbm.engine.triton import crowded, finish, negatives, positives, rows, tiles
 from xbm.engine.triton.launch import Kernel, number
-from xbm.engine.triton.plan import COLUMNS, PARTS, PLACES, plan
+from xbm.engine.triton.plan import COLUMNS, PARTS, PLACES, Plan, plan
 
 mark, count, enlist = Kernel(positives.mark), Kernel(positives.count), Kernel(positives.enlist)
 meet = Kernel(negatives.meet)
@@ -63,46 +64,88 @@ def constants(loss: Any, M: int) -> Constants:
     return Constants(MULTI_SIMILARITY, reduction, *map(float, (loss.epsilon, loss.alpha, loss.beta, loss.base)))
 
 
+class Case(NamedTuple):
+    """All of a step but the numbers in it: what makes two steps run different kernels, or the same on different grids."""
+
+    spec: str  # of the loss
+    m: int
+    M: int
+    D: int
+    device: torch.device
+    given: torch.dtype
+    bank: torch.dtype
+    stats: bool
+    in_batch: bool
+    gradients: bool
+    row_gradient: bool
+    has_ids: bool
+    has_sound: bool
+    by_id: bool
+    by_slot: int
+    small: int  # SMALL
+
+
+class Settled(NamedTuple):
+    """What follows from a case."""
+
+    constants: Constants
+    plan: Plan
+    key: int  # under which compiled kernels are found again
+    half: bool
+    rises: bool  # whether exponentials could leave their range, so that the pass has to follow the largest
+    headroom: float
+    scale: float
+    tolerance: float
+    described: bool  # whether the copy engine fetches the rows
+
+
+@lru_cache(maxsize=1024)
+def settle(case: Case) -> Settled:
+    c = constants(from_spec(case.spec), case.M)
+    half = case.bank != torch.float32
+    p = plan(case.m, case.M, case.D, half, c.kind >= MULTI_SIMILARITY, case.device)
+    headroom, scale = 60.0, 1.0
+    if c.kind == TRIPLET:
+        scale = 2.0**-10
+    elif c.kind == MULTI_SIMILARITY and case.bank == torch.float16:
+        headroom, scale = 6.0, 64.0
+    rises = c.beta * (1.02 - c.base) > headroom
+    key = number(c.kind, c.reduction, rises, p.tiles, *case[1:])
+    return Settled(c, p, key, half, rises, headroom, scale, tolerance(case.given), case.M > SMALL and half and p.tiles.narrow)
+
+
 def step(
     loss: Loss, given: Tensor, pairing: Pairing, stats: bool, in_batch: bool, gradients: bool, row_gradient: bool
 ) -> Found:
     """`gradients`: whether the anchors' is wanted (it always comes, but a batch's part as rows costs a pass of its own)."""
-    if given.device.type == "cuda" and given.device.index != torch.cuda.current_device():
-        with torch.cuda.device(given.device):
+    device = given.device
+    if device.type == "cuda" and device.index != torch.cuda.current_device():
+        with torch.cuda.device(device):
             return step(loss, given, pairing, stats, in_batch, gradients, row_gradient)
-    (m, D), M, device = given.shape, pairing.row_labels.shape[0], given.device
-    c = constants(loss, M)
-    half = pairing.rows.dtype != torch.float32
-    p = plan(m, M, D, half, c.kind >= MULTI_SIMILARITY, device)
-    t, cap = p.tiles, p.capacity
-    by_id = pairing.row_ids is not None
-    by_slot = NO_SLOT
-    if pairing.own is not None:
-        by_slot = GIVEN_SLOT
-    elif pairing.latest is not None:
-        by_slot = NEWEST_ROWS
-    elif in_batch and not by_id:
-        by_slot = SAME_PLACE
-    pointer, latest = pairing.latest or (None, None)
-    has_ids, sound = pairing.ids is not None, pairing.sound
     given, bank, labels = given.contiguous(), pairing.rows.contiguous(), pairing.labels.contiguous()
     row_labels, stamps = pairing.row_labels.contiguous(), pairing.stamps.contiguous()
     ids, row_ids, own = (x if x is None else x.contiguous() for x in (pairing.ids, pairing.row_ids, pairing.own))
-    tol = tolerance(given.dtype)
-    headroom, scale = 60.0, 1.0
-    if c.kind == TRIPLET:
-        scale = 2.0**-10
-    elif c.kind == MULTI_SIMILARITY and bank.dtype == torch.float16:
-        headroom, scale = 6.0, 64.0
-    rises = c.beta * (1.02 - c.base) > headroom
+    pointer, latest = pairing.latest or (None, None)
+    (m, D), M, sound = given.shape, row_labels.shape[0], pairing.sound
+    by_id, has_ids = row_ids is not None, ids is not None
+    by_slot = NO_SLOT
+    if own is not None:
+        by_slot = GIVEN_SLOT
+    elif latest is not None:
+        by_slot = NEWEST_ROWS
+    elif in_batch and not by_id:
+        by_slot = SAME_PLACE
+    case = Case(
+        loss.spec, m, M, D, device, given.dtype, bank.dtype, stats, in_batch, gradients, row_gradient,
+        has_ids, sound is not None, by_id, by_slot, SMALL,
+    )  # fmt: skip
+    c, p, settled, half, rises, headroom, scale, tol, by_copy_engine = settle(case)
+    t, cap = p.tiles, p.capacity
     places_of = given.data_ptr() | bank.data_ptr() | stamps.data_ptr() | labels.data_ptr() | row_labels.data_ptr()
     for x in (ids, row_ids, own):
         if x is not None:
             places_of |= x.data_ptr()
-    key = None if places_of % 16 else number(
-        device, t, m, M, D, given.dtype, bank.dtype, c.kind, c.reduction, rises, stats, has_ids, sound is not None, by_id,
-        by_slot, in_batch, gradients, row_gradient,
-    )  # fmt: skip
+    key = None if places_of % 16 else settled  # None: compiled for other alignments, which Triton has to look at
 
     if in_batch or row_gradient:
         kept, written = torch.empty_like(given), torch.empty_like(labels)
@@ -129,9 +172,10 @@ def step(
         enlist(
             key, (m, 1, 1), 8, 2, anchors, bank, *who, table, counts, totals, lowest, highest, listed, places, beaten,
             m, M, p.scanned, p.scans, p.group, cap, by_id, by_slot, D, PLACES, p.scans_padded, 1024, 16, 128,
+            p.scanned <= 1024,
         )  # fmt: skip
     described = None
-    if M > SMALL and half and t.narrow:
+    if by_copy_engine:
         described = TensorDescriptor(bank, [M, D], [D, 1], [t.rows, t.columns])
     meet(
         key, (p.blocks, p.splits, 1), t.warps, t.stages, anchors, bank, *who, totals, lowest, listed, beaten,

@@ -84,32 +84,59 @@ def may_meet(j, here, stamps, row_ids, anchor_ids, slots, BY_ID: tl.constexpr, B
 
 
 @triton.jit
+def positives_among(
+    j, here, row_labels, stamps, row_ids, label, anchor_id, slot, BY_ID: tl.constexpr, BY_SLOT: tl.constexpr,
+    LIKELY: tl.constexpr,
+):  # fmt: skip
+    """(BN,): which of some rows are positives of one anchor. `anchor_id` and `slot` are (1,).
+
+    `LIKELY`: that there are some is known, or else few blocks hold one, and the rest is read only for those.
+    """
+    good = here & (tl.load(row_labels + j, mask=here, other=0) == label)
+    if LIKELY or tl.max(good.to(tl.int32), 0) > 0:
+        free = may_meet(j, here, stamps, row_ids, anchor_id, slot, BY_ID, BY_SLOT)
+        good = good & (tl.max(free.to(tl.int32), 0) > 0)
+    return good
+
+
+@triton.jit
 def similarities(
     anchors, rows, i, j, here_i, here_j, D: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """(BM, BN): products of some anchors with some rows, BK columns at a time."""
+    """(BM, BN): products of some anchors with some rows, BK columns at a time.
+
+    What rounding takes from a float32 sum is carried along (Kahan): over thousands of columns it would pass what a loss that
+    exponentiates fifty times the similarity can bear.
+    """
     S = tl.zeros((BM, BN), tl.float32)
+    lost = tl.zeros((BM, BN), tl.float32)
     of_i = i.to(tl.int64)[:, None] * D
     of_j = j.to(tl.int64)[:, None] * D
     for start in range(0, D, BK):
         d = start + tl.arange(0, BK)
         a = tl.load(anchors + of_i + d[None, :], mask=here_i[:, None] & (d < D)[None, :], other=0.0)
         v = tl.load(rows + of_j + d[None, :], mask=here_j[:, None] & (d < D)[None, :], other=0.0)
-        S = tl.dot(a.to(v.dtype), tl.trans(v), S, input_precision=PRECISION)
+        if v.dtype == tl.float32:
+            more = tl.dot(a.to(v.dtype), tl.trans(v), input_precision=PRECISION) - lost
+            total = S + more
+            lost = (total - S) - more
+            S = total
+        else:
+            S = tl.dot(a.to(v.dtype), tl.trans(v), S)
     return S
 
 
 @triton.jit
 def similarities_of_one(anchors, rows, i, j, which, D: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
     """(BN,): products of one anchor with the marked rows."""
-    s = tl.zeros((BN,), tl.float32)
+    products = tl.zeros((BN, BK), tl.float32)
     for start in range(0, D, BK):
         d = start + tl.arange(0, BK)
         a = tl.load(anchors + i.to(tl.int64) * D + d, mask=d < D, other=0.0)
         v = tl.load(rows + j.to(tl.int64)[:, None] * D + d[None, :], mask=which[:, None] & (d < D)[None, :], other=0.0)
-        s += tl.sum(v.to(tl.float32) * a.to(v.dtype).to(tl.float32)[None, :], 1)
-    return s
+        products += v.to(tl.float32) * a.to(v.dtype).to(tl.float32)[None, :]
+    return tl.sum(products, 1)
 
 
 @triton.jit

@@ -13,7 +13,7 @@ from torch import Tensor
 from xbm.engine.triton.launch import Kernel
 from xbm.models.fused import tiling
 from xbm.models.fused.layout import as_rows, vector
-from xbm.models.fused.norm_forward import MERGED, NONE, RELU6, normalised
+from xbm.models.fused.norm_forward import MERGED, NONE, RELU6, normalised, of_channels
 from xbm.models.fused.tiling import SIZES, cut, key, on
 
 
@@ -54,10 +54,7 @@ def reduce(
     C = units * VEC
     c = block * BC + tl.arange(0, BC)
     here_c = c < C
-    mean = tl.load(stats + c, mask=here_c, other=0.0)
-    invstd = tl.load(stats + C + c, mask=here_c, other=0.0)
-    w = tl.load(weight + c, mask=here_c, other=0.0)
-    b = tl.load(bias + c, mask=here_c, other=0.0)
+    mean, invstd, w, b = of_channels(weight, bias, stats, c, here_c, C)
     sums = tl.zeros((BP, BC), tl.float32)
     products = tl.zeros((BP, BC), tl.float32)
     for start in range(split * BP, P, splits * BP):
@@ -87,10 +84,7 @@ def spread(
     C = units * VEC
     c = tl.program_id(0) * BC + tl.arange(0, BC)
     here_c = c < C
-    mean = tl.load(stats + c, mask=here_c, other=0.0)
-    invstd = tl.load(stats + C + c, mask=here_c, other=0.0)
-    w = tl.load(weight + c, mask=here_c, other=0.0)
-    b = tl.load(bias + c, mask=here_c, other=0.0)
+    mean, invstd, w, b = of_channels(weight, bias, stats, c, here_c, C)
     n = P.to(tl.float32)
     level = (tl.load(of_bias + c, mask=here_c, other=0.0) / n)[None, :]
     slope = (tl.load(of_weight + c, mask=here_c, other=0.0) / n * invstd)[None, :]

@@ -34,6 +34,15 @@ def normalised(x, mean, invstd, weight, bias):
 
 
 @triton.jit
+def of_channels(weight, bias, stats, c, here_c, C):
+    """A block of channels' mean, 1/std, weight and bias."""
+    mean = tl.load(stats + c, mask=here_c, other=0.0)
+    invstd = tl.load(stats + C + c, mask=here_c, other=0.0)
+    w = tl.load(weight + c, mask=here_c, other=0.0)
+    return mean, invstd, w, tl.load(bias + c, mask=here_c, other=0.0)
+
+
+@triton.jit
 def merged(partials, c, here_c, C, P, splits, BP: tl.constexpr, BC: tl.constexpr):
     """All programs' mean and sum of squared deviations from it."""
     origin = tl.load(partials + c, mask=here_c, other=0.0, cache_modifier=".cg")
@@ -116,10 +125,7 @@ def normalise(
     C = units * VEC
     c = tl.program_id(0) * BC + tl.arange(0, BC)
     here_c = c < C
-    mean = tl.load(stats + c, mask=here_c, other=0.0)
-    invstd = tl.load(stats + C + c, mask=here_c, other=0.0)
-    w = tl.load(weight + c, mask=here_c, other=0.0)
-    b = tl.load(bias + c, mask=here_c, other=0.0)
+    mean, invstd, w, b = of_channels(weight, bias, stats, c, here_c, C)
     last = (tl.cdiv(P, BP) - 1) * BP
     for done in range(tl.program_id(1) * BP, last + BP, splits * BP):
         p = last - done + tl.arange(0, BP)
