@@ -49,9 +49,10 @@ weight of all positives, and the push never dies down. The batch's loss is added
 few, and in a pretrained net their sum spreads the embeddings in the first steps. Multi-similarity gives either side a
 weight of at most 1 by itself and needs no change. There is no constant to tune.
 
-Tried on held-out classes and left out because they gained nothing: a later start of the memory, slots averaged over an image's
-views (both in a table below); matching the memory's moments to the batch's; balancing by a running ratio instead of anchor by
-anchor; not pushing a negative that is nearer than the nearest positive, against wrong labels.
+When the memory starts is the preset's to say: a net from scratch wants some hundred steps without it first, a pretrained one
+does not. Tried on held-out classes and left out because they gained nothing on small nets: slots averaged over an image's views
+(in a table below); matching the memory's moments to the batch's; balancing by a running ratio instead of anchor by anchor; not
+pushing a negative that is nearer than the nearest positive, against wrong labels.
 """
 
 
