@@ -61,7 +61,8 @@ def test_mistakes_end_in_a_sentence(asked, words, message):
 def test_the_report_is_written(tmp_path):
     code, out, err = xbm("paper", "report", "--results", tmp_path / "r", "--out", tmp_path / "docs")
     assert code == 0, err
-    assert out.strip() == str(tmp_path / "docs" / "results.md") and "not run" in (tmp_path / "docs" / "results.md").read_text()
+    pages = [tmp_path / "docs" / name for name in ("results.md", "robustness.md")]
+    assert out.split() == [str(page) for page in pages] and all("not run" in page.read_text() for page in pages)
     assert xbm("paper", "report", "--results", tmp_path / "r", "--out", tmp_path / "docs", "--data", "glyphs").code == 0
 
 

@@ -33,7 +33,8 @@ def test_as_a_user_would(tmp_path):
     result = json.loads((run / "result.json").read_text())
     assert f"{100 * result['recall@1']:.2f}" in said
     assert (run / "report.html").read_text().startswith("<!doctype html>")
-    assert load(run / "config.yaml").data.root == str(photos)
+    config = load(run / "config.yaml")
+    assert config.data.root == str(photos) and (config.recipe, config.memory.reduction) == ("auto", "balanced")
 
     said = user("evaluate", run, "--json", "figures/again.json")
     again = json.loads((tmp_path / "figures" / "again.json").read_text())

@@ -26,7 +26,7 @@ def test_every_loss_is_known_by_name():
     assert all(LOSSES[name] in vars(xbm.losses).values() for name in LOSSES)
 
 
-@pytest.mark.parametrize("reduction", ["sum", "mean"])
+@pytest.mark.parametrize("reduction", ["sum", "mean", "balanced"])
 @pytest.mark.parametrize("name", OTHER)
 def test_a_loss_survives_its_text_with_every_hyper_parameter(name, reduction):
     loss_fn = LOSSES[name](**OTHER[name], reduction=reduction)

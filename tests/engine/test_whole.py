@@ -24,7 +24,7 @@ def matrix(m=6, M=29, seed=0):
     return S, positive, negative
 
 
-@pytest.mark.parametrize("reduction", ["sum", "mean"])
+@pytest.mark.parametrize("reduction", ["sum", "mean", "balanced"])
 @pytest.mark.parametrize("name", NAMES)
 def test_each_anchors_loss_is_that_of_the_plain_formula(name, reduction):
     loss_fn = LOSSES[name](reduction=reduction)

@@ -16,28 +16,32 @@ def terms(P, N, boundary, margin):
     return far, near
 
 
-def sizes(far, near, reduction):
+def sizes(P, N, boundary, margin, reduction):
+    far, near = terms(P, N, boundary, margin)
     if reduction == "sum":
         return 1, 1
+    if reduction == "balanced":
+        pull, push = (sum(1 / math.sqrt(2 - 2 * s) for s, x in zip(S, side) if x > 0) for S, side in ((P, far), (N, near)))
+        return 1, max(1, max(push, 1) / max(pull, 1))
     return max(sum(x > 0 for x in far), 1), max(sum(x > 0 for x in near), 1)
 
 
 def value(P, N, boundary, margin, reduction):
     far, near = terms(P, N, boundary, margin)
-    of_far, of_near = sizes(far, near, reduction)
+    of_far, of_near = sizes(P, N, boundary, margin, reduction)
     return sum(far) / of_far + sum(near) / of_near
 
 
 def weights(P, N, boundary, margin, reduction):
     far, near = terms(P, N, boundary, margin)
-    of_far, of_near = sizes(far, near, reduction)
+    of_far, of_near = sizes(P, N, boundary, margin, reduction)
     return (
         [1 / math.sqrt(2 - 2 * s) / of_far if x > 0 else 0.0 for s, x in zip(P, far)],
         [1 / math.sqrt(2 - 2 * s) / of_near if x > 0 else 0.0 for s, x in zip(N, near)],
     )
 
 
-@pytest.mark.parametrize("reduction", ["sum", "mean"])
+@pytest.mark.parametrize("reduction", ["sum", "mean", "balanced"])
 @pytest.mark.parametrize(("boundary", "margin"), [(1.2, 0.2), (0.9, 0.05), (1.9, 0.3)])
 @pytest.mark.parametrize("seed", range(3))
 def test_value_gradient_and_weights_by_hand(seed, boundary, margin, reduction):
@@ -46,6 +50,7 @@ def test_value_gradient_and_weights_by_hand(seed, boundary, margin, reduction):
         lambda P, N: value(P, N, boundary, margin, reduction),
         lambda P, N: weights(P, N, boundary, margin, reduction),
         case(seed),
+        steepness=reduction != "balanced",  # the share of the negatives is a constant
     )
 
 

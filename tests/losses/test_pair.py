@@ -44,7 +44,7 @@ def oracle(loss_fn, s, exclude, bank):
 @pytest.mark.parametrize("way", [*WAYS, "reference"])
 @pytest.mark.parametrize("exclude", ["instance", "copy"])
 @pytest.mark.parametrize("bank", [True, False], ids=["bank", "batch"])
-@pytest.mark.parametrize("reduction", ["sum", "mean"])
+@pytest.mark.parametrize("reduction", ["sum", "mean", "balanced"])
 @pytest.mark.parametrize("name", NAMES)
 def test_value_and_gradient_equal_float64_autograd(name, reduction, bank, exclude, way, monkeypatch):
     if way != "reference":
@@ -69,7 +69,7 @@ def test_value_and_gradient_equal_float64_autograd(name, reduction, bank, exclud
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("reduction", ["sum", "mean"])
+@pytest.mark.parametrize("reduction", ["sum", "mean", "balanced"])
 @pytest.mark.parametrize("name", NAMES)
 def test_the_gradient_of_the_bank_equals_float64_autograd(name, reduction, way, monkeypatch):
     set_way(monkeypatch, way)
@@ -120,7 +120,7 @@ def test_autocast_does_not_round_the_anchors(engine):
     assert torch.equal(plain, cast)
 
 
-@pytest.mark.parametrize("reduction", ["sum", "mean"])
+@pytest.mark.parametrize("reduction", ["sum", "mean", "balanced"])
 @pytest.mark.parametrize("name", NAMES)
 def test_weights_are_the_derivatives_in_the_similarities(name, reduction):
     loss_fn = LOSSES[name](reduction=reduction)

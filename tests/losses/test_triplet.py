@@ -29,7 +29,7 @@ def weights(P, N, margin, reduction):
     return [w / valid for w in on_positives], [w / valid for w in on_negatives]
 
 
-@pytest.mark.parametrize("reduction", ["sum", "mean"])
+@pytest.mark.parametrize("reduction", ["sum", "mean", "balanced"])
 @pytest.mark.parametrize("margin", [0.1, 0.37, -0.15])
 @pytest.mark.parametrize("seed", range(3))
 def test_value_gradient_and_weights_by_hand(seed, margin, reduction):
@@ -68,7 +68,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("reduction", ["sum", "mean"])
+@pytest.mark.parametrize("reduction", ["sum", "mean", "balanced"])
 def test_many_positives_are_ranked_by_binary_search_in_every_form(form, reduction, monkeypatch):
     import xbm.losses.triplet as triplet
 

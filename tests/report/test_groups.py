@@ -5,7 +5,7 @@ import pytest
 
 from xbm.errors import InputError
 from xbm.report import RunView, Trace
-from xbm.report.groups import compare, group_runs, over
+from xbm.report.groups import compare, group_runs, over, together
 
 
 def runs(label, memory, values, loss="contrastive", reduction="mean", seeds=None):
@@ -94,6 +94,16 @@ def test_a_label_for_two_settings_is_refused():
         group_runs(runs("a", False, [0.6]) + runs("a", True, [0.7]))
     with pytest.raises(InputError, match="at least one run"):
         group_runs([])
+
+
+def test_a_reduction_that_ran_with_memory_alone_stands_beside_the_best_without():
+    def named(label, memory, reduction, value):
+        return RunView(label, label, "contrastive", memory, 0, reduction, {"recall@1": value})
+
+    made = [named("a", False, "mean", 0.6), named("b", False, "sum", 0.5), named("c", True, "balanced", 0.7)]
+    panels = [[group.label for group in panel] for panel in together(group_runs([*made, named("d", True, "sum", 0.3)]))]
+    assert panels == [["a", "c"], ["b", "d"]]
+    assert [[group.label for group in panel] for panel in together(group_runs(made[2:]))] == [["c"]]
 
 
 def test_settled_is_the_median_of_the_last_quarter():

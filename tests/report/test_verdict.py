@@ -87,7 +87,14 @@ def test_a_sum_that_collapses_beside_a_mean_that_holds_is_explained_by_its_count
     ((heading, (seen, cause)),) = explained(0.24)
     assert heading == "Why the sum collapses and the mean does not (contrastive)"
     assert "R@1 24.0 against 62.0 without memory" in seen and "reaches 68.0" in seen
-    assert "3,000 valid negatives from the memory and 2 from its batch" in cause and "0.40 in 100 steps" in cause
+    assert "3,000 valid negatives from the memory and 2 from its batch" in cause and "the push of so many outweighs" in cause
+
+
+def test_a_balanced_form_that_holds_is_named_before_a_mean():
+    made = runs(False, [0.62]) + runs(True, [0.66]) + runs(True, [0.70], reduction="balanced")
+    ((heading, (seen, _)),) = reductions(group_runs(made + runs(True, [0.3], reduction="sum")))
+    assert heading == "Why the sum collapses and the balance does not (contrastive)"
+    assert "Balanced, so that the push never outweighs the pull, it reaches 70.0" in seen
 
 
 def test_a_sum_that_only_falls_is_not_called_a_collapse():

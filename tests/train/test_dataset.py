@@ -10,7 +10,7 @@ from xbm.data.images import Dataset, ImageSet, Protocol
 from xbm.data.store import prepare
 from xbm.errors import InputError
 from xbm.train.config import Data, override
-from xbm.train.dataset import begin_run, hold_out, read_data, read_run, store_of
+from xbm.train.dataset import begin_run, flip_labels, hold_out, read_data, read_run, store_of
 from xbm.train.evaluate import evaluate_run
 from xbm.train.loop import train
 
@@ -173,3 +173,24 @@ def test_data_that_cannot_be_read_is_one_sentence(data, message):
     with pytest.raises(InputError, match=message) as error:
         read_data(data)
     assert "\n" not in str(error.value)
+
+
+def test_as_many_labels_are_flipped_as_asked_and_to_other_classes_that_are_there():
+    right = made(10).train
+    wrong = flip_labels(right, 0.3)
+    assert (wrong.labels != right.labels).sum() == round(0.3 * len(right)) and wrong.labels.max() < 10
+    assert wrong.class_names == right.class_names and (flip_labels(right, 0.3).labels == wrong.labels).all()
+    assert (flip_labels(right, 0.0).labels == right.labels).all()
+    with pytest.raises(InputError, match=r"data\.noise=1\.5 is no share of the labels"):
+        flip_labels(right, 1.5)
+
+
+def test_held_out_and_test_classes_keep_their_labels_and_the_training_feed_has_the_wrong_ones(own, tmp_path):
+    config = tiny_config(own, data__holdout=0.5)
+    noisy = tiny_config(own, data__holdout=0.5, data__noise=0.5)
+    right, wrong = begin_run(config, tmp_path / "a"), begin_run(noisy, tmp_path / "b")
+    assert (wrong.protocols[0].query.labels == right.protocols[0].query.labels).all()
+    assert (wrong.train.labels != right.train.labels).sum() == round(0.5 * len(right.train))
+    store = prepare(read_data(config.data).train, tmp_path / "store", resize=16, quiet=True)
+    stored = store_of(wrong.train, override(noisy, {"data.store": str(store)}).data)
+    assert stored.labels.tolist() == wrong.train.labels.tolist()

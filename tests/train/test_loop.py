@@ -214,10 +214,17 @@ def test_a_collapse_is_said_once_and_kept_with_the_run(photos, tmp_path, capsys,
         return bias.expand(len(images), -1).contiguous()
 
     monkeypatch.setattr(EmbeddingModel, "forward", collapsed)
-    result = train(tiny_config(photos), tmp_path / "run")
+    result = train(tiny_config(photos, loss__reduction="balanced"), tmp_path / "run")
     assert capsys.readouterr().err.count("the embeddings are collapsing") == 1
     ((severity, note),) = result["notes"]
     assert severity == "warning" and note.startswith("iteration 4: the embeddings are collapsing")
+
+
+def test_a_run_says_why_a_summed_memory_hurts(photos, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("xbm.train.watch.OUTWEIGHED", 0.01)
+    said = [train(tiny_config(photos, loss__reduction=how), tmp_path / how)["notes"] for how in ("sum", "balanced")]
+    assert [sum("outweigh its positives" in note for _, note in notes) for notes in said] == [1, 0]
+    assert capsys.readouterr().err.count("use memory.reduction=balanced") == 1
 
 
 def test_a_folder_in_use_is_not_written_to(photos, tmp_path):
@@ -251,3 +258,15 @@ def test_the_memory_learns_something(photos, tmp_path):
     train(tiny_config(photos, optim__iterations=60, optim__decay_at=(), optim__lr=3e-3), tmp_path / "run", quiet=True)
     losses = [row["memory_loss"] for row in read_metrics(tmp_path / "run" / "metrics.csv")]
     assert losses[-1] < 0.7 * losses[1]
+
+
+def test_the_memory_has_a_reduction_of_its_own(photos, tmp_path):
+    """At the first step both nets are the same: the batch's loss agrees, the one against the memory does not."""
+    rows = []
+    for how in (None, "balanced"):
+        changes = {"memory__start": 0, "memory__fill": True, "loss__options": "{margin: -0.9}", "memory__reduction": how}
+        train(tiny_config(photos, optim__iterations=1, log__every=1, **changes), tmp_path / str(how), quiet=True)
+        rows.append(read_metrics(tmp_path / str(how) / "metrics.csv")[0])
+    summed, balanced = rows
+    assert balanced["batch_loss"] == summed["batch_loss"] and balanced["memory_loss"] < summed["memory_loss"]
+    assert balanced["valid_negatives_memory"] == summed["valid_negatives_memory"] > summed["valid_positives_memory"] > 0

@@ -1,4 +1,4 @@
-"""Presets: Table 7 to the letter, both recipes, and every data set from its owners' files to its protocol's figures."""
+"""Presets: Table 7 to the letter, the recipes, and every data set from its owners' files to its protocol's figures."""
 
 import importlib.util
 from itertools import count
@@ -103,6 +103,14 @@ def test_the_two_recipes_differ_as_the_design_says():
     assert kinds["official"].scale == (0.2, 1.0)
 
 
+def test_auto_says_of_loss_and_memory_what_the_study_found_and_leaves_the_rest():
+    for name in DATASETS:
+        auto, paper = flat(preset(name, recipe="auto")), flat(preset(name))
+        changed = {key for key in auto if auto[key] != paper[key]}
+        assert {key.split(".")[0] for key in changed} <= {"recipe", "loss", "memory"}, name
+        assert auto["memory.reduction"] == "balanced" and auto["memory.batch_weight"] == 1.0
+
+
 def test_the_recipes_meet_the_same_anchor_rule():
     assert {preset("sop", recipe=recipe).loss.exclude for recipe in RECIPES} == {"copy"}
 
@@ -187,14 +195,16 @@ def test_glyphs_train_and_are_scored(tmp_path, monkeypatch):
     assert not (tmp_path / "run" / "split.csv").exists()
 
 
-def test_both_recipes_run(tmp_path):
+def test_every_recipe_runs(tmp_path):
     root = miniature("sop", tmp_path / "sop")
     for recipe in RECIPES:
         chosen = preset("sop", "contrastive", "small", recipe)
         config = override(chosen, {**SMALL, **SHORT, "memory.start": 1, "data.root": str(root)})
         train(config, tmp_path / recipe, quiet=True)
         memory = torch.load(tmp_path / recipe / "checkpoints" / "last.pt", weights_only=True)["memory"]
-        enqueued = {"paper": 2 + 2, "official": 2}[recipe]  # two steps with memory; before them, two calls that filled it
+        enqueued = {"auto": 2 + 2, "paper": 2 + 2, "official": 2}[
+            recipe
+        ]  # two steps with memory; before them, two calls that filled it
         assert int(memory["clock"]) == enqueued
 
 

@@ -25,7 +25,7 @@ def test_a_collapse_is_said_once():
     watch = Watch(memory_start=100)
     assert watch.look({"step": 9, "mean_cosine": 0.5, "effective_rank": 20.0}) == []
     (said,) = watch.look({"step": 19, "mean_cosine": 0.995, "effective_rank": 20.0})
-    assert "iteration 19: the embeddings are collapsing (mean cosine 0.995" in said and "loss.reduction=mean" in said
+    assert "iteration 19: the embeddings are collapsing (mean cosine 0.995" in said and "memory.reduction=balanced" in said
     assert watch.look({"step": 29, "mean_cosine": 0.999, "effective_rank": 1.0}) == []
     assert watch.notes == [("warning", said)]
 
@@ -56,3 +56,31 @@ def test_what_was_said_and_seen_is_kept_through_a_resume():
     other.load_state_dict(watch.state_dict())
     assert other.notes == watch.notes and other.look({"step": 6, "mean_cosine": 1.0}) == []
     assert len(other.look({"step": 20, "recall@1": 0.1})) == 1
+
+
+def line(**values):
+    return {"step": 49, "valid_negatives_memory": 400.0, "valid_positives_memory": 100.0, **values}
+
+
+def test_a_sum_whose_negatives_outweigh_its_positives_is_said_once_and_with_the_way_out():
+    watch = Watch(0, summed=True)
+    assert watch.look(line(valid_negatives_memory=290.0)) == []
+    (said,) = watch.look(line())
+    assert "iteration 49: the memory's negatives outweigh its positives 4 to 1" in said and "--recipe auto" in said
+    assert watch.look(line()) == []
+    assert Watch(0, summed=False).look(line()) == []  # balanced: however many there are
+
+
+def test_a_memory_that_cannot_help_says_why():
+    (said,) = Watch(0, summed=True).look(line(valid_positives_memory=0.0))
+    assert "held no positive for any anchor" in said
+    (said,) = Watch(0).look(line(valid_negatives_memory=0.0))
+    assert "no negative of the memory is near enough" in said
+    assert Watch(0).look(line(valid_negatives_memory=math.nan, valid_positives_memory=math.nan)) == []  # not on yet
+
+
+def test_rows_that_are_lost_to_drift_are_named_with_their_age():
+    assert Watch(0, age=99).look(line(drift_100=1.5)) == []  # rows are younger than that
+    assert Watch(0, age=150).look(line(drift_100=0.9, drift_1000=1.5)) == []
+    (said,) = Watch(0, age=150).look(line(drift_10=0.2, drift_100=1.5))
+    assert "in 100 steps an image moves by 1.50" in said and "150 steps old on average" in said and "optim.lr" in said

@@ -26,7 +26,7 @@ def paper(
     from xbm.cli.tables import print_table
     from xbm.study.paper.page import settings_of
     from xbm.study.paper.record import Records
-    from xbm.study.paper.registry import EXPERIMENTS
+    from xbm.study.paper.registry import ALL
     from xbm.study.paper.study import Study
 
     records = Records(results)
@@ -34,7 +34,7 @@ def paper(
     table = Table(
         "experiment", "what", "in the paper", "runs there", caption="xbm paper run NAME --data cars=DIR [--trunk NAME]"
     )
-    for experiment in EXPERIMENTS.values():
+    for experiment in ALL.values():
         studies = [Study(experiment, setting, records) for setting in settings]
         there = {id(run) for study in studies for arm in study.arms for run in study.runs(arm)}
         table.add_row(experiment.name, experiment.title, experiment.source, str(len(there)))
@@ -105,16 +105,16 @@ def run(
 @app.command()
 def report(
     results: Annotated[Path, RESULTS] = Path("results"),
-    out: Annotated[Path, typer.Option(help="where results.md and its figures go")] = Path("docs"),
+    out: Annotated[Path, typer.Option(help="where results.md, robustness.md and their figures go")] = Path("docs"),
     data: Annotated[list[str] | None, DATA] = None,
 ) -> None:
-    """Write the page of results and its figures; with the data at hand, sheets of photographs too.
+    """Write the pages of results and their figures; with the data at hand, sheets of photographs too.
 
     Example: `xbm paper report` · `xbm paper report --data cars=~/cars`
     """
     from xbm.study.paper.experiment import base, setting_of
     from xbm.study.paper.machine import machine_of
-    from xbm.study.paper.page import write_page
+    from xbm.study.paper.page import BEYOND_THE_PAPER, RESULTS, write_page
     from xbm.study.paper.record import Records
     from xbm.train.dataset import read_data
 
@@ -122,4 +122,5 @@ def report(
     if data:
         machine = machine_of(data, [])
         datasets = {name: read_data(machine.place(base(setting_of(name))).data) for name in machine.data}
-    print(write_page(Records(results), out, datasets))
+    for document in (RESULTS, BEYOND_THE_PAPER):
+        print(write_page(Records(results), out, datasets, document=document))

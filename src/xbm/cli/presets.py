@@ -9,7 +9,7 @@ def presets(
     name: Annotated[str | None, typer.Argument(help="show this preset's whole config")] = None,
     loss: Annotated[str | None, typer.Option(help="with this loss: contrastive, triplet, ms, ...")] = None,
     trunk: Annotated[str | None, typer.Option(help="with this trunk: googlenet, resnet50, bn_inception, ...")] = None,
-    recipe: Annotated[str | None, typer.Option(help="by this recipe: paper or official")] = None,
+    recipe: Annotated[str, typer.Option(help="by this recipe: auto, paper or official")] = "auto",
 ) -> None:
     """List the presets, or print one as YAML that `xbm train --config` takes.
 
@@ -38,3 +38,4 @@ def presets(
         )  # fmt: skip
     print_table(table)
     print(f"each × losses contrastive, triplet, ms, ... × trunks {', '.join(TRUNKS)} × recipes {', '.join(RECIPES)}")
+    print("the memory is listed as the recipe `paper` has it; `xbm train` takes `auto` unless told otherwise")

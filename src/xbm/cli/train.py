@@ -18,7 +18,9 @@ def train(
     store: Annotated[Path | None, typer.Option(help="a store made by `xbm prepare`")] = None,
     loss: Annotated[str | None, typer.Option(help="contrastive, triplet, ms, ...")] = None,
     trunk: Annotated[str | None, typer.Option(help="googlenet, resnet50, bn_inception, efficientnet_lite0, timm/NAME")] = None,
-    recipe: Annotated[str | None, typer.Option(help="paper, or official: what the paper's released code does")] = None,
+    recipe: Annotated[
+        str | None, typer.Option(help="auto (unless told otherwise), paper, or official: what the paper's released code does")
+    ] = None,
     memory: Annotated[bool, typer.Option(help="train with the memory, or without it for comparison")] = True,
     seed: Annotated[
         int | None, typer.Option(help="of weights, batches and augmentation; 0 unless the config says other")
@@ -73,7 +75,8 @@ def train(
                 raise InputError("--data trains on your own images and takes no preset: leave one of them out")
             if data is None and not preset:
                 raise InputError("say what to train on: a preset such as `xbm train glyphs`, or `xbm train --data DIR`")
-            chosen = preset_of("own" if data is not None else preset, loss, trunk, recipe)
+            usual = "auto" if memory else "paper"  # which without memory is the batch's loss as the preset has it
+            chosen = preset_of("own" if data is not None else preset, loss, trunk, recipe or usual)
         changes: dict[str, object] = {}
         if seed is not None:
             changes["seed"] = seed

@@ -72,6 +72,14 @@ class Combined(NamedTuple):
     active: Tensor | None = None  # anchors whose pairs count at all; None: all
 
 
+def balance(pull: Tensor, push: Tensor) -> Tensor:
+    """(m,): what to multiply an anchor's negatives by, so that their weights add up to no more than those of its positives.
+
+    An anchor without positives counts as one with a single pair of weight 1: it may still be pushed.
+    """
+    return (pull.clamp(min=1) / push.clamp(min=1)).clamp(max=1)
+
+
 def statistics(active: Tensor | None, p: Side, n: Side) -> tuple[Tensor, ...]:
     """Valid positives and negatives, hardest negative, easiest and hardest positive of each anchor."""
     counts = (p.count, n.count) if active is None else (p.count * active, n.count * active)

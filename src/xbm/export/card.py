@@ -134,6 +134,7 @@ def _recipe(config: Config, step: int) -> str:
         "model.weights",
         "loss.name",
         "loss.reduction",
+        "memory.reduction",
         "memory.ratio",
         "memory.update",
         "memory.start",

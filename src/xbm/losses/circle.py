@@ -10,7 +10,7 @@ from xbm.losses.pair import PairLoss, masked_lse, softplus
 class CircleLoss(PairLoss):
     """L_i = log(1 + Σ_N e^{γ a_n (S − m)} · Σ_P e^{−γ a_p (S − 1 + m)}),  a_n = [S + m]₊, a_p = [1 + m − S]₊, both detached.
 
-    Weights: γ·a times the side's softmax times σ of the bracket's logarithm. Both reductions are the same; an anchor
+    Weights: γ·a times the side's softmax times σ of the bracket's logarithm. All reductions are the same; an anchor
     without positives or without negatives adds nothing.
 
     Args:

@@ -1,15 +1,18 @@
 """The contrastive loss, with the paper's weights: 1 for every positive, 1 for a negative above the margin."""
 
+from typing import ClassVar
+
 from torch import Tensor
 
-from xbm.engine.terms import Combined, Side, Spread, Terms
+from xbm.engine.terms import Combined, Side, Spread, Terms, balance
 from xbm.losses.pair import PairLoss
 
 
 class ContrastiveLoss(PairLoss):
     """L_i = Σ_P (1 − S) + Σ_N [S − λ]₊.
 
-    `reduction="mean"` averages each side over the anchor's valid pairs.
+    `reduction="mean"` averages each side over the anchor's valid pairs; "balanced" is the sum as long as an anchor has no more
+    valid negatives than positives, and beyond that its negatives share the weight of its positives.
 
     Args:
         margin: λ, the similarity below which a negative is left alone.
@@ -22,7 +25,7 @@ class ContrastiveLoss(PairLoss):
     """
 
     name = "contrastive"
-    hyperparameters = ("margin",)
+    hyperparameters: ClassVar[tuple[str, ...]] = ("margin",)
 
     def __init__(self, margin: float = 0.5, **shared: str) -> None:
         super().__init__(**shared)
@@ -34,6 +37,8 @@ class ContrastiveLoss(PairLoss):
         repel = ((S - self.margin) * valid).sum(1)
         if self.reduction == "mean":
             return attract / positive.sum(1).clamp(min=1) + repel / valid.sum(1).clamp(min=1)
+        if self.reduction == "balanced":
+            return attract + repel * balance(positive.sum(1).to(S.dtype), valid.sum(1).to(S.dtype))
         return attract + repel
 
     def floor(self, p: Side) -> Tensor | float:
@@ -48,4 +53,7 @@ class ContrastiveLoss(PairLoss):
     def combine(self, p: Side, n: Side) -> Combined:
         if self.reduction == "sum":
             return Combined(p.value + n.value, positive_sum=1.0, negative_sum=1.0)
+        if self.reduction == "balanced":
+            share = balance(p.weight, n.weight)
+            return Combined(p.value + share * n.value, positive_sum=1.0, negative_sum=share)
         return Combined(p.share * p.value + n.share * n.value, positive_sum=p.share, negative_sum=n.share)

@@ -10,7 +10,7 @@ from xbm.losses.pair import PairLoss, masked_lse
 class LiftedStructureLoss(PairLoss):
     """L_i = [log Σ_P e^{λ−S} + log Σ_N e^{S−λ}]₊; 0 for an anchor without positives or without negatives.
 
-    Weights: each side's softmax where the bracket is positive. Both reductions are the same.
+    Weights: each side's softmax where the bracket is positive. All reductions are the same.
 
     Args:
         base: λ. It cancels within the bracket and is kept for the formula's sake.

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from xbm.engine.terms import Combined, Side, Spread, Terms
+from xbm.engine.terms import Combined, Side, Spread, Terms, balance
 from xbm.losses.pair import PairLoss
 
 NEAREST = 1e-4  # d is kept this far from 0, where √ has no derivative
@@ -12,7 +12,8 @@ NEAREST = 1e-4  # d is kept this far from 0, where √ has no derivative
 class MarginLoss(PairLoss):
     """L_i = Σ_P [d − β + α]₊ + Σ_N [β + α − d]₊,  d = √(2 − 2S), kept away from 0.
 
-    Weights: 1/d for valid pairs. `reduction="mean"` averages each side over the anchor's valid pairs.
+    Weights: 1/d for valid pairs. `reduction="mean"` averages each side over the anchor's valid pairs; "balanced" is the sum
+    with negatives that together weigh no more than the positives.
 
     Args:
         boundary: β, the distance that separates positives from negatives.
@@ -43,6 +44,9 @@ class MarginLoss(PairLoss):
         attract, repel = (far * far_valid).sum(1), (near * near_valid).sum(1)
         if self.reduction == "mean":
             return attract / far_valid.sum(1).clamp(min=1) + repel / near_valid.sum(1).clamp(min=1)
+        if self.reduction == "balanced":
+            weight = self.steepness(S.detach())
+            return attract + repel * balance((weight * far_valid).sum(1), (weight * near_valid).sum(1))
         return attract + repel
 
     def floor(self, p: Side) -> Tensor | float:
@@ -58,4 +62,7 @@ class MarginLoss(PairLoss):
     def combine(self, p: Side, n: Side) -> Combined:
         if self.reduction == "sum":
             return Combined(p.value + n.value, positive_sum=1.0, negative_sum=1.0)
+        if self.reduction == "balanced":
+            share = balance(p.weight, n.weight)
+            return Combined(p.value + share * n.value, positive_sum=1.0, negative_sum=share)
         return Combined(p.share * p.value + n.share * n.value, positive_sum=p.share, negative_sum=n.share)

@@ -12,7 +12,7 @@ class MultiSimilarityLoss(PairLoss):
 
     Mining keeps the negatives with S > min_P S − ε and the positives with S < max_N S + ε; an anchor left without
     positives or without negatives adds nothing. Without mining each side counts alone.
-    Weights: e^{β(S−λ)} / (1 + Σ_N e^{β(S−λ)}) for a negative, the like for a positive. Both reductions are the same.
+    Weights: e^{β(S−λ)} / (1 + Σ_N e^{β(S−λ)}) for a negative, the like for a positive. All reductions are the same.
 
     Args:
         alpha: α, how sharply positives are weighted.

@@ -11,7 +11,7 @@ class NPairsLoss(PairLoss):
     """L_i = 1/|P| Σ_{k∈P} log(1 + Σ_{j∈N} e^{(S_ij − S_ik)/τ}): each positive against all negatives.
 
     Weights: 1/τ times the mean over the positives of the negative's share; for a positive 1/(|P|τ) times what the
-    negatives hold against it. Both reductions are the same.
+    negatives hold against it. All reductions are the same.
 
     Args:
         temperature: τ.

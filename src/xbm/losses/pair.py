@@ -13,7 +13,7 @@ from xbm.engine.terms import LOSSES, Combined, Side, Spread, Terms
 from xbm.errors import InputError, unknown
 from xbm.memory import CrossBatchMemory
 
-REDUCTIONS = ("sum", "mean")
+REDUCTIONS = ("sum", "mean", "balanced")
 EXCLUDES = ("instance", "copy")
 
 
@@ -25,7 +25,8 @@ class PairLoss(nn.Module):
     gradient together.
 
     Args:
-        reduction: "sum" is the paper; "mean" averages an anchor's pairs, see each loss.
+        reduction: "sum" is the paper; "mean" averages an anchor's pairs; "balanced" is the sum with a push that never outweighs
+            the pull, see each loss.
         engine: "auto", "reference", "streaming" or "triton".
         exclude: which rows are the anchor itself. "instance": every row with the anchor's id (needs ids; the default when
             they are given). "copy": only the newest copy of the anchor's image, older ones count as positives.

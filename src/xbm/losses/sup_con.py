@@ -12,7 +12,7 @@ class SupConLoss(PairLoss):
 
     Weights: π_ij/τ for a negative, (1/|P| − π_ik)/τ for a positive, π the softmax over all of an anchor's pairs. This is
     the one loss here whose weights can fall below 0: a positive that already holds more than its 1/|P| of the softmax is
-    pushed away. Both reductions are the same.
+    pushed away. All reductions are the same.
 
     Args:
         temperature: τ.

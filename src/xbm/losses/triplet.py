@@ -14,7 +14,7 @@ class TripletLoss(PairLoss):
 
     Weights: |P_ij| for a negative, the number of positives with S_ik < S_ij + η; for a positive the number of negatives with
     S_ij > S_ik − η. With an anchor's positives in ascending order a negative's weight c is a rank: it beats the first c.
-    `reduction="mean"` averages over the anchor's valid triplets.
+    `reduction="mean"` averages over the anchor's valid triplets. A triplet pulls as it pushes, so "balanced" is the sum.
 
     Args:
         margin: η.
@@ -82,7 +82,7 @@ class TripletLoss(PairLoss):
         if p.ranked is not None and p.beaten is not None:
             above = (p.ranked - self._reference(p)).where(p.ranked < torch.inf, 0)
             loss = loss - (p.beaten * above).sum(0)
-        if self.reduction == "sum":
+        if self.reduction != "mean":
             return Combined(loss, positive_sum=1.0, negative_sum=1.0)
         share = 1 / n.weight.clamp(min=1)  # the sum of the ranks is the number of valid triplets
         return Combined(share * loss, positive_sum=share, negative_sum=share)

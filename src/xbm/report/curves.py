@@ -7,7 +7,7 @@ import numpy as np
 
 from xbm.report.charts import Axes, Line, panel
 from xbm.report.dots import dot_panel
-from xbm.report.groups import Group
+from xbm.report.groups import Group, together
 from xbm.report.markup import Html, tag
 from xbm.report.scales import Scale, counts, linear, ranks
 from xbm.report.traces import Curve, over_seeds
@@ -46,11 +46,11 @@ def by_seed(groups: Sequence[Group]) -> Html | None:
     if sum(group.recall_at_1.count for group in groups) < 2:
         return None
     panels, joined = [], False
-    for kind in dict.fromkeys((group.loss, group.reduction) for group in groups):
-        members = [group for group in groups if (group.loss, group.reduction) == kind and group.recall_at_1.count]
+    for kind in together(groups):
+        members = [group for group in kind if group.recall_at_1.count]
         joined = joined or {False, True} == {group.memory for group in members}
         if members:
-            panels.append(dot_panel(_title(members[0]), members))
+            panels.append(dot_panel(_title(members), members))
     caption = "A dot is a run, the upright stroke the mean of its group, the bar one standard error to either side."
     if joined:
         caption += (
@@ -168,11 +168,10 @@ def _slows(group: Group, lines: Sequence[Line]) -> str:
 def _panels(groups: Sequence[Group], of: Callable[[Group], Curve | None]) -> list[tuple[str, list[Line]]]:
     """(title, lines without and with memory) for each loss and reduction."""
     panels = []
-    for kind in dict.fromkeys((group.loss, group.reduction) for group in groups):
-        members = [group for group in groups if (group.loss, group.reduction) == kind]
+    for members in together(groups):
         known = [(group, curve) for group in members if (curve := of(group)) is not None]
         if known:
-            panels.append((_title(members[0]), _lines(known)))
+            panels.append((_title(members), _lines(known)))
     return panels
 
 
@@ -223,12 +222,13 @@ def _told(title: str, lines: Sequence[Line]) -> str:
     return f"{title}: {listed(ends)}." if ends else title
 
 
-def _title(group: Group) -> str:
-    return f"{named(group.loss)}, {group.reduction}" if group.reduction else named(group.loss)
+def _title(groups: Sequence[Group]) -> str:
+    reductions = dict.fromkeys(group.reduction for group in groups if group.reduction)
+    return ", ".join([named(groups[0].loss), *([" and ".join(reductions)] if reductions else [])])
 
 
 def _titles(groups: Sequence[Group]) -> list[str]:
-    titles = [_title(group) for group in groups]
+    titles = [_title([group]) for group in groups]
     return titles if len(set(titles)) == len(groups) else [group.label for group in groups]
 
 

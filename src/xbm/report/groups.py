@@ -110,6 +110,17 @@ def compare(groups: Sequence[Group]) -> list[Comparison]:
     return comparisons
 
 
+def together(groups: Sequence[Group]) -> list[list[Group]]:
+    """The groups that a panel shows beside each other: those of one loss and reduction. One whose reduction ran with memory
+    alone stands beside the best of its loss without."""
+    kinds: dict[tuple[str, str], list[Group]] = {}
+    for group in groups:
+        alone = not any((g.loss, g.reduction, g.memory) == (group.loss, group.reduction, False) for g in groups)
+        base = best(groups, group.loss, memory=False) if group.memory and alone else None
+        kinds.setdefault((group.loss, group.reduction if base is None else base.reduction), []).append(group)
+    return list(kinds.values())
+
+
 def best(groups: Iterable[Group], loss: str, memory: bool) -> Group | None:
     """The group with the highest mean R@1, several seeds before a single one; None where no run has a result."""
     able = [g for g in groups if g.loss == loss and g.memory == memory and g.recall_at_1.count]

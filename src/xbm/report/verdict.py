@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from xbm.report.groups import Comparison, Group, difference
-from xbm.report.wording import count, distance, listed, named, percent, plus_minus, seeds
+from xbm.report.wording import count, listed, named, percent, plus_minus, seeds
 
 COLLAPSE = 0.5  # of the R@1 without memory: below, "falls" is too weak a word
 
@@ -62,15 +62,21 @@ def left_out(groups: Sequence[Group], comparisons: Sequence[Comparison]) -> list
     ]
 
 
+LEVEL = {
+    "balanced": ("Balanced, so that the push never outweighs the pull,", "balance"),
+    "mean": ("Averaged over pairs,", "mean"),
+}
+
+
 def reductions(groups: Sequence[Group]) -> list[tuple[str, list[str]]]:
-    """(heading, paragraphs) for each loss whose sum falls below its baseline with the memory while its mean does not."""
+    """(heading, paragraphs) for each loss whose sum falls below its baseline with the memory while another form does not."""
     passages = []
     for loss in dict.fromkeys(group.loss for group in groups):
         of_loss = {(g.reduction, g.memory): g for g in groups if g.loss == loss and g.recall_at_1.count}
-        summed, averaged = of_loss.get(("sum", True)), of_loss.get(("mean", True))
+        summed, level = of_loss.get(("sum", True)), of_loss.get(("balanced", True)) or of_loss.get(("mean", True))
         base = of_loss.get(("sum", False)) or of_loss.get(("mean", False))
-        if summed and averaged and base and _falls(base, summed) and not _falls(of_loss.get(("mean", False)) or base, averaged):
-            passages.append(_why(loss, base, summed, averaged))
+        if summed and level and base and _falls(base, summed) and not _falls(of_loss.get(("mean", False)) or base, level):
+            passages.append(_why(loss, base, summed, level))
     return passages
 
 
@@ -80,15 +86,15 @@ def _falls(base: Group, group: Group) -> bool:
     return change.mean < -max(noise, 0.02)
 
 
-def _why(loss: str, base: Group, summed: Group, averaged: Group) -> tuple[str, list[str]]:
+def _why(loss: str, base: Group, summed: Group, level: Group) -> tuple[str, list[str]]:
     collapsed = summed.recall_at_1.mean < COLLAPSE * base.recall_at_1.mean
     verb = "collapses" if collapsed else "falls"
+    how, short = LEVEL[level.reduction]
     seen = (
         f"Summed over pairs, {named(loss)} {verb} when the memory joins in: R@1 {plus_minus(summed.recall_at_1)} against "
-        f"{plus_minus(base.recall_at_1)} without memory. Averaged over pairs, it reaches {plus_minus(averaged.recall_at_1)} "
-        "with the same memory."
+        f"{plus_minus(base.recall_at_1)} without memory. {how} it reaches {plus_minus(level.recall_at_1)} with the same memory."
     )
-    return f"Why the sum {verb} and the mean does not ({named(loss)})", [seen, _cause(summed)]
+    return f"Why the sum {verb} and the {short} does not ({named(loss)})", [seen, _cause(summed)]
 
 
 def _cause(summed: Group) -> str:
@@ -103,12 +109,8 @@ def _cause(summed: Group) -> str:
         many = "With the sum, every valid negative of the memory counts as much as one of the batch"
     else:
         many = f"With the sum, a step late in training saw {count(memory)} valid negatives from the memory{from_batch}"
-    drift = summed.settled("drift_100")
-    fast = "" if math.isnan(drift) else f" (here by {distance(drift)} in 100 steps, squared, of at most 4)"
     return (
         f"{many}, against a handful of positives for each anchor. Added up, the push of so many outweighs the pull of so few, "
-        f"and a net whose embeddings still move fast{fast} can lower such a loss by moving all of them away from where the "
-        "memory remembers them, together rather than apart. Averaging each side over an anchor’s valid pairs keeps push and "
-        "pull level however many negatives the memory finds. A net that starts pretrained drifts slowly and may do better "
-        "with the sum: this is a finding about these runs, not a rule."
+        "and nothing draws a class together any more. Where classes are large and a pretrained net tells most images apart "
+        "from the start, the two sides are about level and the sum does no harm: this is a finding about these runs."
     )

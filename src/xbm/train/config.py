@@ -20,6 +20,7 @@ class Data:
     resize: int = 256
     crop: int = 224
     holdout: float = 0.0  # share of the training classes kept out, to choose by; 0 trains on all of them
+    noise: float = 0.0  # share of the training labels replaced by another class's, to see how much a method minds
     skip_problems: bool = False  # leave broken, tiny, duplicate and single images out of training
 
 
@@ -44,7 +45,7 @@ class Batch:
 @dataclass(frozen=True)
 class Loss:
     name: str = "contrastive"
-    reduction: str = "sum"  # sum is the paper; mean averages an anchor's pairs
+    reduction: str = "sum"  # sum is the paper; mean averages an anchor's pairs; balanced: a push never outweighs the pull
     options: dict[str, float] = field(default_factory=dict)  # e.g. {margin: 0.5}
     exclude: str = "copy"  # which rows are the anchor itself: copy (the paper's code) or instance
 
@@ -61,6 +62,7 @@ class Memory:
     batch_weight: float = 0.0  # of the in-batch loss once the memory is on (Algorithm 1: 0)
     weight: float = 1.0  # of the loss against the memory
     spread: str = "replicated"  # over several processes: replicated (all rows on each) or sharded (a part on each)
+    reduction: str | None = None  # of the loss against the memory; None: loss.reduction
     dtype: str = "auto"  # of the rows; auto: bfloat16 for a queue on a GPU, else float32
 
 

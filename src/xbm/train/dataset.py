@@ -92,7 +92,9 @@ def begin_run(config: Config, folder: Path, ranks: Ranks | None = None) -> Datas
 def read_run(config: Config, folder: Path) -> Dataset:
     """The data of a run as it was when the run began, less its held-out classes where some are asked for."""
     dataset = read_data(config.data, folder / SPLIT)
-    return hold_out(dataset, config.data.holdout) if config.data.holdout else dataset
+    if config.data.holdout:
+        dataset = hold_out(dataset, config.data.holdout)
+    return replace(dataset, train=flip_labels(dataset.train, config.data.noise)) if config.data.noise else dataset
 
 
 def hold_out(dataset: Dataset, share: float) -> Dataset:
@@ -112,14 +114,35 @@ def hold_out(dataset: Dataset, share: float) -> Dataset:
     return replace(dataset, train=kept, protocols=(Protocol("held-out", scored, ks),))
 
 
+def flip_labels(images: ImageSet, share: float) -> ImageSet:
+    """The images with some labels replaced by another class's: to see how much a method minds wrong ones.
+
+    Which labels are wrong depends on nothing but their number, so that all methods and seeds have the same ones.
+    """
+    if not 0 <= share < 1:
+        raise InputError(f"data.noise={share} is no share of the labels: give a number from 0 up to 1")
+    draw = np.random.default_rng(0)
+    wrong = draw.permutation(len(images))[: round(share * len(images))]
+    labels = images.labels.copy()
+    labels[wrong] = (labels[wrong] + draw.integers(1, images.num_classes, len(wrong))) % images.num_classes
+    return replace(images, labels=labels)
+
+
 def store_of(images: ImageSet, data: Data) -> Store:
-    """The stored pixels of a set, or of a part of a stored set: held-out classes and broken images are left out."""
+    """The stored pixels of a set, or of a part of a stored set: held-out classes and broken images are left out.
+
+    Labels are the images' own, which need not be those that were stored (`data.noise`).
+    """
+    return replace(_stored(images, data), labels=np.asarray(images.labels, np.int64))
+
+
+def _stored(images: ImageSet, data: Data) -> Store:
     from xbm.data.stored import StoredSet
 
     if isinstance(images, StoredSet) and images.store is not None:
         return images.store
     path = Path(data.store or "")
-    if data.holdout or data.skip_problems:
+    if data.holdout or data.skip_problems or data.noise:
         from xbm.data.check import parts
 
         for whole in parts(read_data(data)).values():

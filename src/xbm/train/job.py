@@ -25,10 +25,9 @@ from xbm.train.checkpoint import read_checkpoint, write_checkpoint
 from xbm.train.config import Config, flat, from_dict, to_dict
 from xbm.train.replay import Replayed
 from xbm.train.share import share_gradients
-from xbm.train.watch import Watch
 
 Batch = tuple[Tensor, Tensor, Tensor]  # images, labels, ids
-TALLY = ("loss", "batch_loss", "memory_loss", "valid_negatives_batch", "valid_negatives_memory")
+TALLY = ("loss", "batch_loss", "memory_loss", "valid_negatives_batch", "valid_negatives_memory", "valid_positives_memory")
 COUNTS = slice(3, None)  # those of them that count pairs
 PROBES = 32  # images whose drift is watched
 # between a run and its resume
@@ -58,8 +57,9 @@ class Job:
             fuse(self.model)
         if self.device.type == "cuda":
             torch.backends.cudnn.benchmark = True  # shapes are fixed
-        loss, world = task.loss_of(config), self.ranks.world
-        self.loss_fn = GlobalLoss(loss, self.ranks) if world > 1 else loss
+        world = self.ranks.world
+        losses = task.loss_of(config), task.loss_of(config, config.memory.reduction)
+        self.loss_fn, self.memory_loss_fn = (GlobalLoss(loss, self.ranks) if world > 1 else loss for loss in losses)
         memory = task.memory_of(config, len(dataset.train), self.device, world)
         self.memory = memory.to(self.device) if memory is not None else None
         self.augmentation = task.augmentation_of(config, self.model)
@@ -82,7 +82,7 @@ class Job:
         every = config.log.every * math.ceil(10 / config.log.every)  # a line of metrics is then due whenever drift is
         self.drift = Drift(images, config.model.dim, every).to(self.device)
         self.probed = Replayed(self.model)  # in eval mode, in full precision
-        self.watch = Watch(config.memory.start if memory is not None else config.optim.iterations)
+        self.watch = task.watch_of(config, memory)
         self.tally = torch.zeros(len(TALLY), dtype=torch.float64, device=self.device)  # sums since the last line of metrics
         self.tallied = 0
         self.best = -1.0

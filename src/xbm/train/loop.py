@@ -96,15 +96,15 @@ def learn(job: Job, iteration: Iteration, remembering: bool) -> Tensor:
         finite(job, step, anchors)
         with torch.set_grad_enabled(not remembering or weights.batch_weight > 0):
             in_batch, stats = job.loss_fn(anchors, labels, ids=ids, return_stats=True)
-        loss, against, mined = in_batch, torch.zeros_like(in_batch), torch.zeros_like(in_batch)
+        loss, against, *met = in_batch, *torch.zeros_like(in_batch).expand(3)
         if remembering and memory is not None:
             memory.enqueue(anchors.detach(), labels, ids)
-            against, found = job.loss_fn(anchors, labels, memory, ids=ids, return_stats=True)
+            against, found = job.memory_loss_fn(anchors, labels, memory, ids=ids, return_stats=True)
             loss = weights.batch_weight * in_batch + weights.weight * against
-            mined = found.valid_negatives.sum()
+            met = [found.valid_negatives.sum(), found.valid_positives.sum()]
         finite(job, step, loss)
         job.scaler.scale(loss / len(batches)).backward()
-        job.tally += torch.stack([x.detach().double() for x in (loss, in_batch, against, stats.valid_negatives.sum(), mined)])
+        job.tally += torch.stack([x.detach().double() for x in (loss, in_batch, against, stats.valid_negatives.sum(), *met)])
     job.update()
     return anchors
 
@@ -130,7 +130,7 @@ def line(job: Job, step: int, anchors: Tensor, drifts: dict[int, Tensor]) -> dic
     row |= {"mean_cosine": float(cosine), "effective_rank": float(rank)}
     row |= {f"drift_{delta}": float(value) for delta, value in drifts.items()}
     if job.memory is None or step < job.config.memory.start:
-        row["memory_loss"] = row["valid_negatives_memory"] = math.nan
+        row |= dict.fromkeys(("memory_loss", "valid_negatives_memory", "valid_positives_memory"), math.nan)
     else:
         job.memory.check()
     job.heed(row["loss"])
@@ -143,5 +143,5 @@ def finite(job: Job, step: int, values: Tensor, look: bool = False) -> None:
         kept = f"the last good checkpoint is {job.last}" if job.last.exists() else "no checkpoint had been written yet"
         raise InputError(
             f"iteration {step}: the loss is not finite; {kept}: try a lower optim.lr, optim.precision=fp32, "
-            "or loss.reduction=mean, in a new run"
+            "or memory.reduction=balanced, in a new run"
         )

@@ -11,8 +11,8 @@ from xbm.train.config import Config, save, to_dict
 from xbm.train.files import replacing
 
 COLUMNS = (
-    "step", "loss", "batch_loss", "memory_loss", "lr", "valid_negatives_batch", "valid_negatives_memory", "mean_cosine",
-    "effective_rank", "drift_10", "drift_100", "drift_1000", "recall@1",
+    "step", "loss", "batch_loss", "memory_loss", "lr", "valid_negatives_batch", "valid_negatives_memory",
+    "valid_positives_memory", "mean_cosine", "effective_rank", "drift_10", "drift_100", "drift_1000", "recall@1",
 )  # fmt: skip
 
 
@@ -72,14 +72,15 @@ class Metrics:
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:
-    """The rows of a metrics file; a line that a kill cut short is left out."""
+    """The rows of a metrics file; a line that a kill cut short is left out. A column that an older file lacks is NaN."""
     with open(path, newline="") as file:
         lines = list(csv.reader(file))
     rows = []
     for line in lines[1:]:
-        if len(line) == len(COLUMNS):
+        if len(line) == len(lines[0]):
             try:
-                rows.append({name: float(x) if x else math.nan for name, x in zip(COLUMNS, line)})
+                found = {name: float(x) if x else math.nan for name, x in zip(lines[0], line)}
+                rows.append({name: found.get(name, math.nan) for name in COLUMNS})
             except ValueError:
                 continue
     return rows

@@ -40,8 +40,13 @@ LOSS_NAMES = {
     "multi_similarity": "multi_similarity",
 }
 
-# What the paper says and what its released code does differ; both are settings of the same loop.
+# What the paper says and what its released code does differ; both are settings of the same loop. `auto` is ours: whatever the
+# net and the data, more memory does not hurt (docs/robustness.md).
 RECIPES: dict[str, dict[str, Any]] = {
+    "auto": {
+        "memory.reduction": "balanced", "memory.batch_weight": 1.0, "memory.ratio": 1.0, "memory.update": "queue",
+        "memory.momentum": None,
+    },
     "paper": {},
     "official": {
         "memory.batch_weight": 1.0, "memory.fill": False, "optim.schedule": "plateau", "optim.lr": 1e-4,

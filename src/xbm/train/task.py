@@ -17,6 +17,7 @@ from xbm.memory import CrossBatchMemory
 from xbm.models import EmbeddingModel, build_model, freeze_batch_norm
 from xbm.train.config import Config
 from xbm.train.dataset import store_of
+from xbm.train.watch import Watch
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 SPREADS: dict[str, Any] = {"replicated": ReplicatedMemory, "sharded": ShardedMemory}
@@ -100,18 +101,27 @@ def override_weights(config: Config) -> Config:
     return replace(config, model=replace(config.model, weights="none"))
 
 
-def loss_of(config: Config) -> PairLoss:
+def loss_of(config: Config, reduction: str | None = None) -> PairLoss:
+    """The loss in the batch or, with the `reduction` of that, the one against the memory."""
     loss = config.loss
     if loss.name not in LOSSES:
         raise unknown("loss", loss.name, LOSSES)
     try:
-        made = LOSSES[loss.name](**loss.options, reduction=loss.reduction, exclude=loss.exclude)
+        made = LOSSES[loss.name](**loss.options, reduction=reduction or loss.reduction, exclude=loss.exclude)
     except TypeError as error:
         if isinstance(error, InputError):
             raise
         raise InputError(f"loss.options={loss.options} do not fit the {loss.name} loss ({error})") from None
     assert isinstance(made, nn.Module)
     return made  # type: ignore[return-value]
+
+
+def watch_of(config: Config, memory: CrossBatchMemory | ReplicatedMemory | ShardedMemory | None) -> Watch:
+    if memory is None:
+        return Watch(config.optim.iterations)
+    summed = (config.memory.reduction or config.loss.reduction) == "sum" and config.loss.name in ("contrastive", "margin")
+    rows_per_step = config.batch.size * config.batch.accumulate * config.memory.updates_per_step
+    return Watch(config.memory.start, summed, memory.size / rows_per_step / 2)
 
 
 def memory_of(

@@ -1,4 +1,4 @@
-"""A run that watches itself: it notices collapse, divergence and a memory that hurts, and says what to try."""
+"""A run that watches itself: it notices collapse, divergence, and a memory that hurts or cannot help, and says what to try."""
 
 import math
 from dataclasses import dataclass, field
@@ -8,6 +8,8 @@ from torch import Tensor
 
 COLLAPSED_COSINE = 0.98
 COLLAPSED_RANK = 2.0
+OUTWEIGHED = 3.0  # valid negatives of the memory for one positive: summed, they cost R@1 (docs/robustness.md)
+LOST = 1.0  # squared distance: an image is then no nearer to its old row than the margin, S = 0.5
 
 
 def spread_of(anchors: Tensor) -> tuple[Tensor, Tensor]:
@@ -24,9 +26,16 @@ def spread_of(anchors: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass
 class Watch:
-    """Reads each line of metrics and answers with what a user should know; each thing is said once."""
+    """Reads each line of metrics and answers with what a user should know; each thing is said once.
+
+    Attributes:
+        summed: whether negatives count by their number, however few positives there are.
+        age: how many steps old the memory's rows are on average once it is full.
+    """
 
     memory_start: int
+    summed: bool = False
+    age: float = 0.0
     notes: list[tuple[str, str]] = field(default_factory=list)  # (severity, sentence), kept with the run
     before_memory: float = math.nan  # the last R@1 without memory
     said: set[str] = field(default_factory=set)
@@ -40,7 +49,7 @@ class Watch:
             new.append((
                 "collapse",
                 f"iteration {step}: the embeddings are collapsing (mean cosine {cosine:.3f}, effective rank {rank:.1f}): "
-                "try loss.reduction=mean, memory.batch_weight=1, a lower optim.lr, or a smaller memory.ratio",
+                "try memory.reduction=balanced, memory.batch_weight=1, a lower optim.lr, or a smaller memory.ratio",
             ))  # fmt: skip
         recall = row.get("recall@1", math.nan)
         if not math.isnan(recall):
@@ -50,12 +59,48 @@ class Watch:
                 new.append((
                     "fall",
                     f"iteration {step}: R@1 fell from {100 * self.before_memory:.1f} to {100 * recall:.1f} since the memory "
-                    "started: try loss.reduction=mean, memory.batch_weight=1, or a later memory.start",
+                    "started: try memory.reduction=balanced, memory.batch_weight=1, or a later memory.start",
                 ))  # fmt: skip
+        new += self._of_memory(step, row)
         fresh = [(kind, text) for kind, text in new if kind not in self.said]
         self.said |= {kind for kind, _ in fresh}
         self.notes += [("warning", text) for _, text in fresh]
         return [text for _, text in fresh]
+
+    def _of_memory(self, step: int, row: dict[str, float]) -> list[tuple[str, str]]:
+        """Why the memory hurts, or cannot help."""
+        negatives, positives = (row.get(f"valid_{side}_memory", math.nan) for side in ("negatives", "positives"))
+        if math.isnan(negatives) or math.isnan(positives):
+            return []
+        new = []
+        if negatives == 0:
+            new.append((
+                "idle",
+                f"iteration {step}: no negative of the memory is near enough to any anchor to count, so it adds nothing: "
+                "harder or more classes would give it something to find",
+            ))  # fmt: skip
+        elif positives == 0:
+            new.append((
+                "alone",
+                f"iteration {step}: the memory held no positive for any anchor, so it can only push: "
+                "try a larger memory.ratio, or leave out classes of a single image",
+            ))  # fmt: skip
+        elif self.summed and negatives > OUTWEIGHED * positives:
+            new.append((
+                "outweighed",
+                f"iteration {step}: the memory's negatives outweigh its positives {negatives / positives:.0f} to 1, which "
+                "pushes classes apart: use memory.reduction=balanced, as --recipe auto does",
+            ))  # fmt: skip
+        for delta in (10, 100, 1000):
+            drift = row.get(f"drift_{delta}", math.nan)
+            if delta <= self.age and drift > LOST:
+                new.append((
+                    "lost",
+                    f"iteration {step}: in {delta} steps an image moves by {drift:.2f} (squared distance), and the memory's "
+                    f"rows are {self.age:.0f} steps old on average: until it moves less they do not tell where images are, and "
+                    "cannot help; try a lower optim.lr, a later memory.start, or a smaller memory.ratio",
+                ))  # fmt: skip
+        return new
 
     def state_dict(self) -> dict[str, object]:
         return {"notes": [list(note) for note in self.notes], "before": self.before_memory, "said": sorted(self.said)}

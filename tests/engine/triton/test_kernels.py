@@ -99,6 +99,7 @@ def test_what_a_queue_does_compiles_for_an_h200():
 
 EVERY = {
     "contrastive": ContrastiveLoss(), "averaged": ContrastiveLoss(reduction="mean"),
+    "balanced": ContrastiveLoss(reduction="balanced"),
     "multi_similarity": MultiSimilarityLoss(), "triplet": TripletLoss(),
 }  # fmt: skip
 

@@ -8,7 +8,7 @@ from xbm import ContrastiveLoss, CrossBatchMemory, InputError, MultiSimilarityLo
 
 
 @pytest.mark.parametrize("exclude", ["instance", "copy"])
-@pytest.mark.parametrize("reduction", ["sum", "mean"])
+@pytest.mark.parametrize("reduction", ["sum", "mean", "balanced"])
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_bank_gives_what_float64_autograd_gives(name, reduction, exclude):
     anchors, labels, ids, memory = memory_with()

@@ -12,6 +12,6 @@ def test_more_positives_than_a_list_holds(name, monkeypatch):
     monkeypatch.setattr(plan, "LEAST_LISTED", 6)
     anchors, labels, ids, memory = memory_with(m=4, M=60, D=17, classes=2)
     labels[0] = 5  # few positives beside many
-    for reduction in ("sum", "mean"):
+    for reduction in ("sum", "mean", "balanced"):
         anchors.grad = None
         check(LOSSES[name](engine="triton", reduction=reduction), anchors, labels, memory, ids)

@@ -22,6 +22,11 @@ MEASURED: dict[str, Any] = {
         "queries": [7, 8, 9], "neighbours": [[1, 2], [3, 4], [5, 6]], "similarities": [[0.9, 0.8]] * 3,
         "right": [[0, 1], [0, 0], [1, 1]],
     },
+    "shares": {
+        "batch": {"pull": 2.5, "push": 0.5, "pull_weight": 3.0, "push_weight": 0.6},
+        "memory": {"pull": 8.0, "push": 30.0, "pull_weight": 9.0, "push_weight": 40.0},
+        "age": {"rows": 60.0, "valid negatives": 55.0}, "false": 0.1,
+    },
     "cost": {"seconds_per_iteration": 0.02, "peak_memory_bytes": 3_000_000_000},
 }  # fmt: skip
 
@@ -44,6 +49,7 @@ def invented(task: Task, score: Callable[[Config], float] = recall) -> dict[str,
         "curves": {
             "step": steps, "drift_10": [0.4, 0.3, 0.2, 0.1], "drift_100": [None, 0.9, 0.5, 0.2],
             "valid_negatives_batch": [30.0, 20.0, 10.0, 8.0], "valid_negatives_memory": [None, 2000.0, 1500.0, 1000.0],
+            "valid_positives_memory": [None, 100.0, 100.0, 100.0], "effective_rank": [9.0, 9.0, 10.0, 10.0],
         },
         "measures": {name: MEASURED[name] for name in task.measures}, "weights": {"name": config.model.weights},
         "split": "held out" if config.data.holdout else "test", "precision": "bf16", "device": "NVIDIA H200",

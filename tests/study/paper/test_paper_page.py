@@ -10,7 +10,7 @@ from made_up import CARS, carry_out
 from xbm.data.images import Dataset, ImageSet, Protocol
 from xbm.study.paper import chart
 from xbm.study.paper.experiment import Setting
-from xbm.study.paper.page import ABSENT, drawn_from, make_page, settings_of, write_page
+from xbm.study.paper.page import ABSENT, BEYOND_THE_PAPER, RESULTS, drawn_from, make_page, settings_of, write_page
 from xbm.study.paper.record import Records
 from xbm.study.paper.registry import EXPERIMENTS
 
@@ -18,10 +18,11 @@ ROOT = Path(__file__).parents[3]
 SOME = [EXPERIMENTS[name] for name in ("s-table-3", "mined", "lemma-1", "valid-negatives")]
 
 
-def test_the_page_in_the_documents_is_the_one_that_its_results_give():
+@pytest.mark.parametrize("document", [RESULTS, BEYOND_THE_PAPER], ids=lambda document: document.name)
+def test_the_page_in_the_documents_is_the_one_that_its_results_give(document):
     there = {path.stem for path in (ROOT / "docs" / "figures").glob("*.webp")}
-    page = make_page(Records(ROOT / "results"), lambda name: name in there)
-    assert (ROOT / "docs" / "results.md").read_text() == page.text, "run `xbm paper report`"
+    page = make_page(Records(ROOT / "results"), lambda name: name in there, document=document)
+    assert (ROOT / "docs" / document.name).read_text() == page.text, "run `xbm paper report`"
     for figure in page.figures:
         assert drawn_from(ROOT / "docs" / "figures" / f"{figure.name}.svg") == chart.digest(figure.data), figure.name
 

@@ -4,14 +4,14 @@ import torch
 from xbm.study.paper.page import write_page
 from xbm.study.paper.plan import plan
 from xbm.study.paper.record import Records
-from xbm.study.paper.registry import EXPERIMENTS
+from xbm.study.paper.registry import ALL, BEYOND, EXPERIMENTS
 from xbm.study.paper.smoke import GLYPHS, run_smoke
 from xbm.study.paper.work import execute
 
 
 def test_the_plan_of_the_smoke_covers_every_experiment_in_miniature(tmp_path):
     settings = GLYPHS.settings(mini=True)
-    for experiment in EXPERIMENTS.values():
+    for experiment in ALL.values():
         now = plan([experiment], settings, 1, Records(tmp_path))
         assert now.ready, experiment.name
         assert all(task.config.optim.iterations < 50 and task.config.data.name == "glyphs" for task in now.ready)
@@ -33,8 +33,8 @@ def test_smoke(tmp_path):
     """Every experiment from its plan to its place on the page."""
     outcome = run_smoke(tmp_path)
     assert not outcome.failed and outcome.left == 0 and outcome.made > 50
-    text = (tmp_path / "results.md").read_text()
-    for experiment in EXPERIMENTS.values():
+    pages = [((tmp_path / name).read_text(), of) for name, of in (("results.md", EXPERIMENTS), ("robustness.md", BEYOND))]
+    for text, experiment in [(text, each) for text, of in pages for each in of.values()]:
         section = text.split(f"## {experiment.title}\n")[1].split("\n## ")[0]
         assert "### glyphs" in section and "small" in section, experiment.name
     figures = {path.name.split("_")[0] for path in (tmp_path / "figures").iterdir()}

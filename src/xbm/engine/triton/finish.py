@@ -9,9 +9,9 @@ import triton
 import triton.language as tl
 
 from xbm.engine.triton.tiles import (  # isort: skip
-    BOTH, CEILING, CONTRASTIVE, CROWD_NEGATIVES, CROWD_POSITIVES, CROWD_TRIPLETS, CROWD_VALUE, EASIEST_POSITIVE, EXTRA, FLOOR,
-    HARDEST, HARDEST_POSITIVE, INF, LOSS, MULTI_SIMILARITY, NEGATIVE_PEAK, NEGATIVES, NEWEST_ROWS, OF_NEGATIVE, OF_POSITIVE,
-    POSITIVE_PEAK, SIZES, SOUND, TRIPLET, VALUE, counter_in, found_in,
+    BALANCED, BOTH, CEILING, CONTRASTIVE, CROWD_NEGATIVES, CROWD_POSITIVES, CROWD_TRIPLETS, CROWD_VALUE, EASIEST_POSITIVE,
+    EXTRA, FLOOR, HARDEST, HARDEST_POSITIVE, INF, LOSS, MEAN, MULTI_SIMILARITY, NEGATIVE_PEAK, NEGATIVES, NEWEST_ROWS,
+    OF_NEGATIVE, OF_POSITIVE, POSITIVE_PEAK, SIZES, SOUND, TRIPLET, VALUE, counter_in, found_in,
     log_of_one_plus, own_slots, positives_among, similarities_of_one, sums_in,
 )  # fmt: skip
 
@@ -72,7 +72,7 @@ def finish(
     work,
     loss, gradient, valid_counts, extremes, unsound,  # out: (), (m, D), (2, m), (3, m), ()
     m, M, splits, cap, tolerance, margin, alpha, beta, base,
-    KIND: tl.constexpr, MEAN: tl.constexpr, STATS: tl.constexpr, HAS_IDS: tl.constexpr, HAS_SOUND: tl.constexpr,
+    KIND: tl.constexpr, REDUCTION: tl.constexpr, STATS: tl.constexpr, HAS_IDS: tl.constexpr, HAS_SOUND: tl.constexpr,
     BY_ID: tl.constexpr, BY_SLOT: tl.constexpr, D: tl.constexpr, DS: tl.constexpr, SP: tl.constexpr, BS: tl.constexpr,
     BP: tl.constexpr, BK: tl.constexpr, SCALE: tl.constexpr, CROWDED: tl.constexpr,
 ):  # fmt: skip
@@ -180,9 +180,11 @@ def finish(
 
         # ---- one loss from both sides
         if KIND == CONTRASTIVE:
-            if MEAN:
+            if REDUCTION == MEAN:
                 of_negative = 1.0 / tl.maximum(negatives, 1).to(tl.float32)
                 of_positive = 1.0 / tl.maximum(positives, 1).to(tl.float32)
+            elif REDUCTION == BALANCED:
+                of_negative = tl.minimum(tl.maximum(positives, 1).to(tl.float32) / tl.maximum(negatives, 1).to(tl.float32), 1.0)
             loss_i = of_positive * p_value + of_negative * value
         elif KIND == MULTI_SIMILARITY:
             active = sound & (positives > 0) & (negatives > 0)
@@ -192,7 +194,7 @@ def finish(
             positives = tl.where(active, positives, 0)
             negatives = tl.where(active, negatives, 0)
         else:
-            if MEAN:
+            if REDUCTION == MEAN:
                 of_negative = 1.0 / tl.maximum(extra, 1.0)
             of_positive = of_negative
             loss_i = of_negative * value

@@ -47,7 +47,7 @@ class Found(NamedTuple):
 
 class Constants(NamedTuple):
     kind: int
-    mean: bool
+    reduction: int
     margin: float
     alpha: float = 1.0
     beta: float = 1.0
@@ -55,13 +55,13 @@ class Constants(NamedTuple):
 
 
 def constants(loss: Any, M: int) -> Constants:
-    mean = loss.reduction == "mean"
+    reduction = ("sum", "mean", "balanced").index(loss.reduction)  # as in tiles.py
     if loss.name == "contrastive":
-        together = not mean and M <= SMALL
-        return Constants(BOTH if together else CONTRASTIVE, mean, float(loss.margin))
+        together = loss.reduction == "sum" and M <= SMALL
+        return Constants(BOTH if together else CONTRASTIVE, reduction, float(loss.margin))
     if loss.name == "triplet":
-        return Constants(TRIPLET, mean, float(loss.margin))
-    return Constants(MULTI_SIMILARITY, mean, *map(float, (loss.epsilon, loss.alpha, loss.beta, loss.base)))
+        return Constants(TRIPLET, reduction, float(loss.margin))
+    return Constants(MULTI_SIMILARITY, reduction, *map(float, (loss.epsilon, loss.alpha, loss.beta, loss.base)))
 
 
 class Case(NamedTuple):
@@ -110,7 +110,7 @@ def settle(case: Case) -> Settled:
     elif c.kind == MULTI_SIMILARITY and case.bank == torch.float16:
         headroom, scale = 6.0, 64.0
     rises = c.beta * (1.02 - c.base) > headroom
-    key = number(c.kind, c.mean, rises, p.tiles, *case[1:])
+    key = number(c.kind, c.reduction, rises, p.tiles, *case[1:])
     return Settled(c, p, key, half, rises, headroom, scale, tolerance(case.given), case.M > SMALL and half and p.tiles.narrow)
 
 
@@ -200,7 +200,7 @@ def step(
         key, (m, p.column_blocks, 1), 4, 2, given, anchors, bank, *who, latest, sound,
         totals, lowest, highest, listed, places, beaten, crowd_found, crowd_gradient, work,
         value, gradient, valid, extremes, unsound, m, M, p.splits, cap, tol, c.margin, c.alpha, c.beta, c.base,
-        c.kind, c.mean, stats, has_ids, sound is not None, by_id, by_slot, D, COLUMNS,
+        c.kind, c.reduction, stats, has_ids, sound is not None, by_id, by_slot, D, COLUMNS,
         p.splits_padded, PARTS, 16, 128, scale, cap < M,
     )  # fmt: skip
     of_rows = None

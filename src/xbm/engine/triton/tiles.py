@@ -21,6 +21,7 @@ SIZES = [
 INF = tl.constexpr(float("inf"))
 NO_SLOT, GIVEN_SLOT, NEWEST_ROWS, SAME_PLACE = (tl.constexpr(x) for x in range(4))
 BOTH, CONTRASTIVE, MULTI_SIMILARITY, TRIPLET = (tl.constexpr(x) for x in range(4))  # BOTH: contrastive, summed, in one pass
+SUM, MEAN, BALANCED = (tl.constexpr(x) for x in range(3))  # reductions
 
 # `work`, float32: the gradients (splits, m, D), then `sums`, `found` and a counter.
 # Fields of `sums`, each (m, splits): what one program found of one anchor.

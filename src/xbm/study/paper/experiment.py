@@ -99,6 +99,7 @@ class Arm:
         chosen_as: what the row of that choice is called, where not `label`.
         measures: what is measured beyond training and scores, see `measures.py`.
         seeds: at most so many.
+        among: a setting that is chosen in the same way instead of the learning rate, and its candidates.
     """
 
     label: str
@@ -107,6 +108,7 @@ class Arm:
     chosen_as: str = ""
     measures: tuple[str, ...] = ()
     seeds: int | None = None
+    among: tuple[str, tuple[Any, ...]] | None = None
 
 
 @dataclass(frozen=True)

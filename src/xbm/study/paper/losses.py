@@ -104,12 +104,12 @@ def choices(study: Study) -> list[Block]:
     shared: dict[str, str] = {}  # by the runs it was chosen by: arms that share them share the row
     for arm in study.arms:
         choice = study.choice(arm)
-        if choice is not None:
+        if choice is not None and choice.setting == "optim.lr":
             runs = str([identity(config) for config in study.choosing(arm)])
             found.setdefault(shared.setdefault(runs, arm.chosen_as or arm.label), choice)
     if not found:
         return []
-    rates = next(iter(found.values())).rates
+    rates = next(iter(found.values())).tried
     rows = []
     for label, choice in found.items():
         cells = [f"**{100 * s:.1f}**" if r == choice.picked else f"{100 * s:.1f}" for r, s in zip(rates, choice.scores)]

@@ -15,6 +15,7 @@ from xbm.memory import CrossBatchMemory
 from xbm.study.lemma import embedding_of, gradient_errors, largest_singular_value_squared
 from xbm.study.mining import mined_negatives, retrieved
 from xbm.study.outliers import compare_losses
+from xbm.study.shares import gradient_shares
 from xbm.train.checkpoint import read_checkpoint
 from xbm.train.config import Config, override
 from xbm.train.dataset import read_run
@@ -118,6 +119,13 @@ def found(config: Config, folder: Path) -> dict[str, Any]:
         return retrieved(examples["neighbours"], examples["similarities"], _job(config, folder))
 
 
+def shares(config: Config, folder: Path) -> dict[str, Any]:
+    """What an anchor's gradient is made of."""
+    job = _job(config, folder)
+    right = read_run(override(config, {"data.noise": 0.0}), folder)
+    return gradient_shares(job, right.train.labels)
+
+
 def cost(config: Config, folder: Path) -> dict[str, Any]:
     """Seconds an iteration once everything is warm: the difference between the run and one of a sixth of its length."""
     from xbm.train.loop import train
@@ -141,4 +149,5 @@ MEASURES: dict[str, Callable[[Config, Path], Any]] = {
     "mined": mined,
     "retrieved": found,
     "cost": cost,
+    "shares": shares,
 }

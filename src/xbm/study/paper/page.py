@@ -1,16 +1,17 @@
-"""The page of results: every experiment with the paper's figures beside ours, made from the result files and nothing else."""
+"""The pages of results, made from the result files and nothing else: the paper's experiments with its figures beside ours, and
+where its memory hurts."""
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from xbm.data.images import Dataset
 from xbm.study.paper import chart
 from xbm.study.paper.blocks import Block, Claim, Figure, Pictures, Table, listed
-from xbm.study.paper.experiment import SMALL, Setting
+from xbm.study.paper.experiment import SMALL, Experiment, Setting
 from xbm.study.paper.record import NAMED, Record, Records
-from xbm.study.paper.registry import EXPERIMENTS
+from xbm.study.paper.registry import BEYOND, EXPERIMENTS
 from xbm.study.paper.study import Study
 from xbm.train.files import replacing
 
@@ -25,6 +26,47 @@ is the mean of the differences seed by seed. Learning rates were chosen on held-
 for every method; the test classes were met once, with what was chosen. "w/ M" adds the loss against a memory to the batch's.
 Figures marked "paper" are copied from the paper, whose trunks and data are named there.
 """
+
+
+ROBUSTNESS = """# A memory that does not hurt
+
+Written by `xbm paper report` from the result files in `results/`; the figures on this page and the sentences with figures in
+them are made from those files.
+
+## What fails, and what `auto` does about it
+
+A pair loss pulls an anchor towards its positives and pushes it away from its negatives. The contrastive loss sums both, so what
+counts is how many of each are valid. A batch has few of either. A memory has as many positives as the anchor's class has other
+images, and as many negatives as there are look-alikes in the whole training set. With classes of eighty photographs and a trunk
+that tells most of them apart from the start, the two sides stay level. With classes of ten or twenty drawings and a net that
+starts from nothing, thousands of negatives stand against a handful of positives, and nothing pulls a class together any more.
+
+`auto` changes one thing. Against the memory, an anchor's pairs are summed as long as its valid negatives are no more than its
+positives; beyond that its negatives share the weight of its positives (`memory.reduction=balanced`). So the push of the memory
+never outweighs its pull, whatever the size of the classes, and where it would not have anyway the loss is the paper's.
+Averaging each side, the usual remedy, levels the two as well, but always: it gives the last few negatives, barely valid, the
+weight of all positives, and the push never dies down. The batch's loss is added as it is without memory: its pairs are live and
+few, and in a pretrained net their sum spreads the embeddings in the first steps. Multi-similarity gives either side a
+weight of at most 1 by itself and needs no change. There is no constant to tune.
+
+When the memory starts is the preset's to say: a net from scratch wants some hundred steps without it first, a pretrained one
+does not. Tried on held-out classes and left out because they gained nothing on small nets: slots averaged over an image's views
+(in a table below); matching the memory's moments to the batch's; balancing by a running ratio instead of anchor by anchor; not
+pushing a negative that is nearer than the nearest positive, against wrong labels.
+"""
+
+
+@dataclass(frozen=True)
+class Document:
+    """Which experiments a page has, and how it begins."""
+
+    name: str
+    head: str
+    experiments: Mapping[str, Experiment]
+
+
+RESULTS = Document("results.md", HEAD, EXPERIMENTS)
+BEYOND_THE_PAPER = Document("robustness.md", ROBUSTNESS, BEYOND)
 
 
 @dataclass(frozen=True)
@@ -44,19 +86,19 @@ def settings_of(records: Iterable[Record], mini: bool = False) -> list[Setting]:
     return sorted(found, key=lambda s: (s.data, s.trunk, s.weights))
 
 
-def make_page(records: Records, has_picture: Callable[[str], bool], mini: bool = False) -> Page:
-    """The page.
+def make_page(records: Records, has_picture: Callable[[str], bool], mini: bool = False, document: Document = RESULTS) -> Page:
+    """A page.
 
     Args:
         has_picture: whether a sheet of photographs is there or will be: their data set is not always at hand.
         mini: for the miniature runs of `smoke`.
     """
     settings = settings_of(records, mini)
-    parts = [HEAD.format(count=len(records))]
+    parts = [document.head.format(count=len(records))]
     figures: list[Figure] = []
     pictures: list[Pictures] = []
     claims: list[str] = []
-    for experiment in EXPERIMENTS.values():
+    for experiment in document.experiments.values():
         parts.append(f"## {experiment.title}\n\n{experiment.source} · `xbm paper run {experiment.name}`")
         extra = [s.data for s in settings if s.data not in experiment.data and experiment.suits(s)]
         absent = []
@@ -129,13 +171,19 @@ def _written(block: Block, has_picture: Callable[[str], bool]) -> str:
     return block
 
 
-def write_page(records: Records, out: Path, datasets: dict[str, Dataset] | None = None, mini: bool = False) -> Path:
-    """Writes `results.md` and its figures under `out`; sheets of photographs only of the data sets given, others stay."""
+def write_page(
+    records: Records, out: Path, datasets: dict[str, Dataset] | None = None, mini: bool = False, document: Document = RESULTS
+) -> Path:
+    """Writes a page and its figures under `out`; sheets of photographs only of the data sets given, others stay."""
     datasets = datasets or {}
     folder = out / "figures"
     there = {path.stem for path in folder.glob("*.webp")}
-    names = {name for sheets in [make_page(records, lambda _: False, mini).pictures] for name in _drawable(sheets, datasets)}
-    page = make_page(records, lambda name: name in there | names, mini)
+    names = {
+        name
+        for sheets in [make_page(records, lambda _: False, mini, document).pictures]
+        for name in _drawable(sheets, datasets)
+    }
+    page = make_page(records, lambda name: name in there | names, mini, document)
     folder.mkdir(parents=True, exist_ok=True)
     for figure in page.figures:
         path = folder / f"{figure.name}.svg"
@@ -147,7 +195,7 @@ def write_page(records: Records, out: Path, datasets: dict[str, Dataset] | None 
         for sheet in page.pictures:
             if sheet.name in names:
                 draw_sheet(sheet.rows, datasets[sheet.data]).save(folder / f"{sheet.name}.webp", quality=80, method=6)
-    target = out / "results.md"
+    target = out / document.name
     with replacing(target) as beside:
         beside.write_text(page.text, encoding="utf-8")
     return target

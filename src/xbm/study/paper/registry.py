@@ -1,17 +1,19 @@
 """Every experiment by name."""
 
 from xbm.errors import unknown
-from xbm.study.paper import cost, drifts, losses, negatives, sizes, updates
+from xbm.study.paper import cause, cost, drifts, losses, negatives, recipes, sizes, updates
 from xbm.study.paper.experiment import Experiment
 
 EXPERIMENTS: dict[str, Experiment] = {
     experiment.name: experiment
     for family in (losses, sizes, drifts, negatives, cost, updates)
     for experiment in family.EXPERIMENTS
-}
+}  # the paper's
+BEYOND: dict[str, Experiment] = {each.name: each for family in (cause, recipes) for each in family.EXPERIMENTS}  # ours
+ALL = {**EXPERIMENTS, **BEYOND}
 
 
 def experiment(name: str) -> Experiment:
-    if name not in EXPERIMENTS:
-        raise unknown("experiment", name, [*EXPERIMENTS, "smoke"])
-    return EXPERIMENTS[name]
+    if name not in ALL:
+        raise unknown("experiment", name, [*ALL, "smoke"])
+    return ALL[name]

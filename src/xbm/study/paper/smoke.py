@@ -6,10 +6,10 @@ from pathlib import Path
 
 from xbm.study.paper.experiment import config_of
 from xbm.study.paper.machine import Machine
-from xbm.study.paper.page import write_page
+from xbm.study.paper.page import BEYOND_THE_PAPER, RESULTS, write_page
 from xbm.study.paper.plan import plan
 from xbm.study.paper.record import Records
-from xbm.study.paper.registry import EXPERIMENTS
+from xbm.study.paper.registry import ALL
 from xbm.study.paper.workers import Outcome, run_all
 
 GLYPHS = Machine({"glyphs": None}, {})
@@ -25,11 +25,12 @@ def run_smoke(out: Path, names: list[str] | None = None, tell: Callable[[str], N
 
     settings = GLYPHS.settings(mini=True)
     glyphs = read_glyphs(size=config_of(settings[0], {}).data.resize)
-    chosen = [EXPERIMENTS[name] for name in names or EXPERIMENTS]
+    chosen = [ALL[name] for name in names or ALL]
     records = Records(out / "results")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2
     outcome = run_all(
         lambda: plan(chosen, settings, 1, records), GLYPHS.place, records, out / "runs", min(cores, MOST), tell=tell
     )
-    write_page(records, out, {"glyphs": glyphs}, mini=True)
+    for document in (RESULTS, BEYOND_THE_PAPER):
+        write_page(records, out, {"glyphs": glyphs}, mini=True, document=document)
     return outcome

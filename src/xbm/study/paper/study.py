@@ -11,30 +11,32 @@ from xbm.train.config import Config, override
 
 @dataclass(frozen=True)
 class Choice:
-    """A learning rate, and what it was chosen by."""
+    """A setting, and what it was chosen by."""
 
-    rates: tuple[float, ...]
+    tried: tuple[Any, ...]  # learning rates in ascending order, or candidates of another setting
     scores: tuple[float, ...]  # R@1 on the held-out classes
+    setting: str = "optim.lr"
 
     @property
-    def picked(self) -> float:
-        return self.rates[max(range(len(self.rates)), key=lambda k: (self.scores[k], -self.rates[k]))]
+    def picked(self) -> Any:
+        """The best; of equals the first."""
+        return self.tried[max(range(len(self.tried)), key=lambda k: (self.scores[k], -k))]
 
     @property
     def at_edge(self) -> bool:
         """Whether a rate beyond those tried might have been better."""
-        return len(self.rates) > 1 and self.picked in (min(self.rates), max(self.rates))
+        return len(self.tried) > 1 and self.picked in (min(self.tried), max(self.tried))
 
     def told(self) -> dict[str, Any]:
         """For the result file: the choice, and the budget that was spent on it."""
         return {
-            "setting": "optim.lr",
+            "setting": self.setting,
             "picked": self.picked,
-            "tried": list(self.rates),
+            "tried": list(self.tried),
             "scores": list(self.scores),
             "by": f"recall@1 on {HOLDOUT:.0%} of the training classes, held out",
             "seed": CHOOSING_SEED,
-            "runs": len(self.rates),
+            "runs": len(self.tried),
         }
 
 
@@ -75,19 +77,24 @@ class Study:
         return list(self.experiment.arms(self.setting))
 
     def choosing(self, arm: Arm) -> list[Config]:
-        """The runs that an arm's learning rate is chosen by; none where it is given."""
+        """The runs that an arm's learning rate (or other setting) is chosen by; none where it is given."""
         if arm.choose is None:
             return []
         held_out = {"data.holdout": HOLDOUT, "seed": CHOOSING_SEED}
         config = config_of(self.setting, {**arm.settings, **arm.choose, **held_out})
-        return [override(config, {"optim.lr": rate}) for rate in grid(self.setting)]
+        setting, tried = self._among(arm)
+        return [override(config, {setting: value}) for value in tried]
+
+    def _among(self, arm: Arm) -> tuple[str, tuple[Any, ...]]:
+        return arm.among or ("optim.lr", grid(self.setting))
 
     def choice(self, arm: Arm) -> Choice | None:
         """What was chosen, or None as long as a run is missing, or where there is nothing to choose."""
         found = [self.records.find(identity(config)) for config in self.choosing(arm)]
         if not found or None in found:
             return None
-        return Choice(grid(self.setting), tuple(record.score() for record in found if record is not None))
+        setting, tried = self._among(arm)
+        return Choice(tried, tuple(record.score() for record in found if record is not None), setting)
 
     def config(self, arm: Arm, seed: int) -> Config | None:
         """The run that is scored on the test classes; None until its learning rate is chosen."""
@@ -95,7 +102,7 @@ class Study:
         if arm.choose is None:
             return config
         choice = self.choice(arm)
-        return None if choice is None else override(config, {"optim.lr": choice.picked})
+        return None if choice is None else override(config, {choice.setting: choice.picked})
 
     def runs(self, arm: Arm) -> list[Record]:
         """The finished runs of an arm, by seed."""

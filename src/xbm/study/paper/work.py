@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from xbm.errors import InputError
+from xbm.study import balance  # noqa: F401 (a loss that configs name)
 from xbm.study.classification import LOSS as CROSS_ENTROPY
 from xbm.study.paper.plan import Task
 from xbm.study.paper.record import NAMED, Records, file_name, identity

@@ -1,0 +1,180 @@
+"""Beyond the paper: the recipe `auto` beside the paper's two and beside no memory, with right labels and with some wrong ones,
+what it was chosen from, and what it costs."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from xbm.study.paper.arms import SUMMED
+from xbm.study.paper.blocks import Block, Claim, Table, percent, spread
+from xbm.study.paper.cost import SHORT
+from xbm.study.paper.experiment import CHOOSING_SEED, HOLDOUT, OFF, Arm, Experiment, Setting, base, grid
+from xbm.study.paper.study import Spread, Study, paired
+from xbm.train.config import flat
+from xbm.train.presets import RECIPES, preset
+
+LOSSES = {"contrastive": "contrastive", "MS": "multi_similarity"}
+AVERAGED = {"loss.reduction": "mean"}
+BALANCED = {"memory.reduction": "balanced"}  # the batch's loss is that of the base config, without memory the better one
+REDUCTIONS = ("loss.reduction", ("sum", "mean"))  # without memory: the better one on the held-out classes is compared with
+BARE = "no memory"
+QUEUE = {"memory.update": "queue", "memory.momentum": None, "memory.ratio": 1.0}
+KEYED = {"memory.update": "moving_average", "memory.ratio": 1.0, "memory.momentum": 0.9}
+AT_ONCE = {"memory.start": 0, "memory.fill": False}
+NOISE = {"data.noise": 0.1}
+SETTINGS = ("cars", "omniglot", "glyphs")
+OURS = "auto"
+
+
+def recipes(setting: Setting) -> dict[str, dict[str, Any]]:
+    """What each recipe says of loss and memory; schedule, augmentation and pooling are the same for all."""
+    memory = {name: value for name, value in flat(preset(setting.data)).items() if name.startswith("memory.")}
+    return {
+        "paper": {**memory, **SUMMED, "memory.batch_weight": 0.0},
+        "official": {**QUEUE, **SUMMED, "memory.fill": False, "memory.batch_weight": 1.0},
+        OURS: RECIPES[OURS],
+    }
+
+
+def recipe_arms(setting: Setting) -> list[Arm]:
+    """Each loss without memory and with each recipe, at one learning rate. No memory takes the better reduction of two."""
+    arms = []
+    for loss, name in LOSSES.items():
+        named = {"loss.name": name, **rate(setting)}
+        bare = Arm(f"{loss}, {BARE}", {**named, **OFF}, choose=None)
+        arms.append(replace(bare, choose={}, among=REDUCTIONS) if loss == "contrastive" else bare)
+        arms += [Arm(f"{loss}, {each}", {**settings, **named}, choose=None) for each, settings in recipes(setting).items()]
+    return arms
+
+
+def noise_arms(setting: Setting) -> list[Arm]:
+    """No memory and `auto` with wrong labels among those trained on; what was chosen was chosen with right ones."""
+    return [
+        replace(arm, settings={**arm.settings, **NOISE}, choose=None if arm.choose is None else {"data.noise": 0.0})
+        for arm in recipe_arms(setting)
+        if arm.label.endswith((BARE, OURS))
+    ]
+
+
+def rate(setting: Setting) -> dict[str, Any]:
+    """The same learning rate for all: the middle one of those that other experiments choose from."""
+    rates = grid(setting)
+    return {"optim.lr": rates[len(rates) // 2]}
+
+
+def held_out(setting: Setting, kinds: dict[str, dict[str, Any]], measures: tuple[str, ...] = ()) -> list[Arm]:
+    """Arms that are scored on held-out training classes only, at the middle learning rate."""
+    usual = {"loss.name": "contrastive", **AT_ONCE, **rate(setting), "data.holdout": HOLDOUT}
+    return [Arm(label, {**usual, **kind}, choose=None, measures=measures) for label, kind in kinds.items()]
+
+
+def candidate_arms(setting: Setting) -> list[Arm]:
+    """What `auto` was chosen from: the memory is there from the start, and empty, where nothing else is said."""
+    late = {"memory.start": base(setting).optim.iterations // 5, "memory.fill": True}
+    ms = {"loss.name": LOSSES["MS"]}
+    return held_out(setting, {
+        "contrastive, queue, balanced": {**QUEUE, **BALANCED},
+        "contrastive, no memory, summed": {**OFF, **SUMMED},
+        "contrastive, no memory, averaged": {**OFF, **AVERAGED},
+        "contrastive, queue, summed": {**QUEUE, **SUMMED},
+        "contrastive, queue, averaged": {**QUEUE, **AVERAGED},
+        "contrastive, queue, balanced, batch summed": {**QUEUE, **SUMMED, **BALANCED},
+        "contrastive, queue, balanced, batch too": {**QUEUE, "loss.reduction": "balanced"},
+        "contrastive, queue, balanced, after a fifth": {**QUEUE, **BALANCED, **late},
+        "contrastive, moving average 0.9, summed": {**KEYED, **SUMMED},
+        "contrastive, moving average 0.9, balanced": {**KEYED, **BALANCED},
+        "MS, no memory": {**ms, **OFF},
+        "MS, queue": {**ms, **QUEUE},
+        "MS, queue, after a fifth": {**ms, **QUEUE, **late},
+        "MS, moving average 0.9": {**ms, **KEYED},
+    })  # fmt: skip
+
+
+def cost_arms(setting: Setting) -> list[Arm]:
+    """Short runs to be timed: the plain queue, and `auto`."""
+    kinds = {"plain queue": {**QUEUE, **SUMMED, "memory.batch_weight": 1.0}, OURS: RECIPES[OURS]}
+    return [
+        Arm(label, {"loss.name": "contrastive", **kind, **SHORT}, choose=None, measures=("cost",), seeds=1)
+        for label, kind in kinds.items()
+    ]
+
+
+# ------------------------------------------------------------------ drawing
+
+
+def draw_recipes(data: str, studies: Sequence[Study]) -> list[Block]:
+    """R@1 of every recipe, and seed by seed what `auto` adds to no memory and to the best of the others."""
+    names = list(dict.fromkeys(arm.label.rpartition(", ")[2] for study in studies for arm in study.arms))
+    rows, said = [], list[Block]()
+    for study in studies:
+        for loss in LOSSES:
+            arms = {arm.label.removeprefix(f"{loss}, "): arm for arm in study.arms if arm.label.startswith(f"{loss}, ")}
+            found = {name: study.spread(arms[name]) for name in names}
+            gain, ahead = _gain(found, BARE), _gain(found, _best(found))
+            cells = [f"{study.setting.trunk}, {loss}", *(spread(each) for each in found.values())]
+            rows.append([*cells, spread(gain, sign=True), spread(ahead, sign=True)])
+            if gain is not None and ahead is not None:
+                said.append(_verdict(f"{study.setting.where}, {loss}", gain, ahead, _best(found)))
+            choice = study.choice(arms[BARE])
+            if choice is not None:
+                tried = ", ".join(f"{how} {percent(score)}" for how, score in zip(choice.tried, choice.scores))
+                said.append(
+                    f"{study.setting.where}, {loss}: without memory pairs are reduced by `{choice.picked}`, the better of "
+                    f"two on {HOLDOUT:.0%} of the training classes, held out, seed {CHOOSING_SEED} (R@1, %: {tried})."
+                )
+    header = ["R@1, %", *names, "auto − no memory", "auto − best of the others"]
+    rates = ", ".join(f"{study.setting.trunk} {rate(study.setting)['optim.lr']:g}" for study in studies)
+    return [Table(header, rows), f"One learning rate for all ({rates}).", *said] if rows else []
+
+
+def _gain(found: dict[str, Spread | None], name: str) -> Spread | None:
+    one, ours = found.get(name), found[OURS]
+    return None if one is None or ours is None else paired(one, ours)
+
+
+def _best(found: dict[str, Spread | None]) -> str:
+    """The best of the others by its mean."""
+    return max((name for name in found if name != OURS), key=lambda name: each.mean if (each := found[name]) else -1.0)
+
+
+def _verdict(where: str, gain: Spread, ahead: Spread, best: str) -> Claim:
+    told = f"{where}: `auto` is {spread(gain, sign=True)} points from no memory"
+    if math.isnan(gain.error):
+        return Claim(f"{told}; one seed, so nothing is known of its error.")
+    clear = "ahead by more than" if gain.mean > gain.error else "not ahead by more than"
+    beside = "" if best == BARE else f", and {spread(ahead, sign=True)} from the best of the others, `{best}`"
+    return Claim(f"{told}, {clear} one standard error{beside} ({len(gain)} seeds).")
+
+
+def draw_candidates(data: str, studies: Sequence[Study]) -> list[Block]:
+    header = ["R@1, %, held-out training classes", *(study.setting.trunk for study in studies)]
+    labels = [arm.label for arm in studies[0].arms] if studies else []
+    rows = [[label, *(spread(study.spread(study.arms[k])) for study in studies)] for k, label in enumerate(labels)]
+    rates = ", ".join(f"{study.setting.trunk} {rate(study.setting)['optim.lr']:g}" for study in studies)
+    said = (
+        f"{HOLDOUT:.0%} of the training classes were held out; one learning rate for all rows ({rates}), as many runs for each."
+    )
+    return [Table(header, rows), said] if rows else []
+
+
+def draw_cost(data: str, studies: Sequence[Study]) -> list[Block]:
+    rows = []
+    for study in studies:
+        taken = [run.measures["cost"]["seconds_per_iteration"] for arm in study.arms for run in study.runs(arm)[:1]]
+        if len(taken) == 2:
+            plain, ours = taken
+            extra = f"{100 * (ours / plain - 1):+.1f} %".replace("-", "−")
+            rows.append([study.setting.trunk, f"{1000 * plain:.2f} ms", f"{1000 * ours:.2f} ms", extra])
+    return [Table([f"{data}, a training step", "plain queue", OURS, "more"], rows)] if rows else []
+
+
+BEYOND = "beyond the paper"
+EXPERIMENTS = (
+    Experiment("robustness", "Every recipe, and no memory", BEYOND, SETTINGS, recipe_arms, draw_recipes),
+    Experiment(
+        "robustness-noise", "A tenth of the training labels wrong", BEYOND, ("cars", "glyphs"), noise_arms, draw_recipes
+    ),
+    Experiment("robustness-choice", "What auto was chosen from", BEYOND, SETTINGS, candidate_arms, draw_candidates),
+    Experiment("robustness-cost", "What auto costs", BEYOND, ("cars",), cost_arms, draw_cost),
+)  # fmt: skip
