@@ -1,6 +1,9 @@
 """Joining and leaving a group: nothing for one process; for several see tests/train/test_several_ranks.py."""
 
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch.distributed as dist
@@ -24,3 +27,22 @@ def test_a_process_that_torchrun_ends_says_so_once():
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+LATE = """
+import os
+from xbm.distributed import together
+with together("cpu"):
+    import torch.distributed.nn
+threads = [open(f"/proc/self/task/{each}/comm").read() for each in os.listdir("/proc/self/task")]
+assert not [name for name in threads if "gloo" in name], threads
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are looked up in /proc")
+def test_no_thread_of_the_group_is_left_to_meet_the_end_of_the_process(tmp_path):
+    (tmp_path / "late.py").write_text(LATE)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    ended = subprocess.run([*launcher, tmp_path / "late.py"], capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr

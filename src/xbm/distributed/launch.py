@@ -10,6 +10,10 @@ from types import FrameType
 import torch
 import torch.distributed as dist
 
+# Its functions have the group of the moment as a default: imported later, as parts of torch do, they would keep ours beyond its
+# end, and the group's threads would meet the end of the process.
+import torch.distributed.nn
+
 from xbm.distributed.heartbeat import Heartbeat, ended
 from xbm.distributed.ranks import Ranks, the_ranks
 from xbm.errors import InputError
