@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from known import NAMES
 from worlds import Played, Scene, joined, on_ranks, play_all, play_embeddings, play_net, scenes
 from xbm import ContrastiveLoss, CrossBatchMemory, InputError
 from xbm.distributed import GlobalLoss, ReplicatedMemory, ShardedMemory
-from xbm.losses import LOSSES
 
 
 def hold_against_one(all_scenes: list[Scene], world: int) -> None:
@@ -49,8 +49,7 @@ def test_any_number_of_ranks_is_one_process(world, uneven):
 def test_every_loss_may_be_sharded_and_either_copy_left_out():
     kinds = [("copy", "sum"), ("instance", "mean")]
     exact: dict = {"steps": 5, "dtype": torch.float64}  # circle's logits, of a scale of 256, tell fp32 sums apart
-    names = [name for name, loss in LOSSES.items() if loss.__module__.startswith("xbm.losses.")]  # a study may add its own
-    some = [Scene("queue", "sharded", name, True, *kind, **exact) for name in names for kind in kinds]
+    some = [Scene("queue", "sharded", name, True, *kind, **exact) for name in NAMES for kind in kinds]
     some += [Scene("queue", "sharded", name, True, "copy", "balanced", **exact) for name in ("contrastive", "margin")]
     keyed = [("queue", "replicated"), ("backprop", "replicated"), ("backprop", "sharded")]
     some += [Scene(*kind, "triplet", True, "copy", **exact) for kind in keyed]

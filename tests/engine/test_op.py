@@ -7,6 +7,7 @@ from pairs import pairing
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.library import opcheck
 
+from known import NAMES
 from xbm import ContrastiveLoss, InputError
 from xbm.checks import sound_rows
 from xbm.engine import pairing_inputs
@@ -14,8 +15,6 @@ from xbm.engine.op import stream
 from xbm.losses import LOSSES
 from xbm.losses.pair import all_named, same_rows
 from xbm.memory import newest_copies
-
-NAMES = sorted(LOSSES)
 
 
 def inputs(name="contrastive", self_by="id", row_gradient=True, dtype=torch.float64, stored=None):

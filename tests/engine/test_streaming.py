@@ -9,11 +9,11 @@ from pairs import pairing
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from known import NAMES
 from xbm.engine import reference, streaming
 from xbm.engine.pairing import Pairing, count_related, list_related
 from xbm.losses import LOSSES
 
-NAMES = sorted(LOSSES)
 FORMS = {
     "all at once": {},
     "all at once, anchors in turn": {"TILE": 6 * 9, "COLUMNS": 200},

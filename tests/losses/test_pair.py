@@ -6,10 +6,10 @@ import torch.nn.functional as F
 from scene import masks_by_hand, scene
 
 import xbm.engine.streaming as streaming
+from known import NAMES
 from xbm import ContrastiveLoss, CrossBatchMemory, InputError, MultiSimilarityLoss, TripletLoss
 from xbm.losses import LOSSES
 
-NAMES = sorted(LOSSES)
 # how the streaming engine may go about it: rows per tile, share of negatives added singly, share of positives listed
 WAYS = {
     "at once": {},
