@@ -72,12 +72,22 @@ class Combined(NamedTuple):
     active: Tensor | None = None  # anchors whose pairs count at all; None: all
 
 
-def balance(pull: Tensor, push: Tensor) -> Tensor:
-    """(m,): what to multiply an anchor's negatives by, so that their weights add up to no more than those of its positives.
+def balance(pull: Tensor, push: Tensor, most: float = 1.0) -> Tensor:
+    """(m,): what to multiply an anchor's negatives by, so that their weights add up to at most `most` times its positives'.
 
     An anchor without positives counts as one with a single pair of weight 1: it may still be pushed.
     """
-    return (pull.clamp(min=1) / push.clamp(min=1)).clamp(max=1)
+    return (most * pull.clamp(min=1) / push.clamp(min=1)).clamp(max=1)
+
+
+def two_sided(reduction: str, p: Side, n: Side, most: float = 1.0) -> Combined:
+    """For losses that add what positives and negatives give: both summed, averaged, or the push bounded by the pull."""
+    if reduction == "sum":
+        return Combined(p.value + n.value, positive_sum=1.0, negative_sum=1.0)
+    if reduction == "balanced":
+        share = balance(p.weight, n.weight, most)
+        return Combined(p.value + share * n.value, positive_sum=1.0, negative_sum=share)
+    return Combined(p.share * p.value + n.share * n.value, positive_sum=p.share, negative_sum=n.share)
 
 
 def statistics(active: Tensor | None, p: Side, n: Side) -> tuple[Tensor, ...]:

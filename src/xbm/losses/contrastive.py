@@ -4,7 +4,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from xbm.engine.terms import Combined, Side, Spread, Terms, balance
+from xbm.engine.terms import Combined, Side, Spread, Terms, balance, two_sided
 from xbm.losses.pair import PairLoss
 
 
@@ -26,6 +26,7 @@ class ContrastiveLoss(PairLoss):
 
     name = "contrastive"
     hyperparameters: ClassVar[tuple[str, ...]] = ("margin",)
+    push = 1.0  # balanced: how many times the weight of its positives an anchor's negatives may have; a study varies it
 
     def __init__(self, margin: float = 0.5, **shared: str) -> None:
         super().__init__(**shared)
@@ -38,7 +39,7 @@ class ContrastiveLoss(PairLoss):
         if self.reduction == "mean":
             return attract / positive.sum(1).clamp(min=1) + repel / valid.sum(1).clamp(min=1)
         if self.reduction == "balanced":
-            return attract + repel * balance(positive.sum(1).to(S.dtype), valid.sum(1).to(S.dtype))
+            return attract + repel * balance(positive.sum(1).to(S.dtype), valid.sum(1).to(S.dtype), self.push)
         return attract + repel
 
     def floor(self, p: Side) -> Tensor | float:
@@ -51,9 +52,4 @@ class ContrastiveLoss(PairLoss):
         return Terms(value=1 - s, weight=1.0)
 
     def combine(self, p: Side, n: Side) -> Combined:
-        if self.reduction == "sum":
-            return Combined(p.value + n.value, positive_sum=1.0, negative_sum=1.0)
-        if self.reduction == "balanced":
-            share = balance(p.weight, n.weight)
-            return Combined(p.value + share * n.value, positive_sum=1.0, negative_sum=share)
-        return Combined(p.share * p.value + n.share * n.value, positive_sum=p.share, negative_sum=n.share)
+        return two_sided(self.reduction, p, n, self.push)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from xbm.engine.terms import Combined, Side, Spread, Terms, balance
+from xbm.engine.terms import Combined, Side, Spread, Terms, balance, two_sided
 from xbm.losses.pair import PairLoss
 
 NEAREST = 1e-4  # d is kept this far from 0, where √ has no derivative
@@ -60,9 +60,4 @@ class MarginLoss(PairLoss):
         return Terms(value=value, weight=self.steepness(s), valid=value > 0)
 
     def combine(self, p: Side, n: Side) -> Combined:
-        if self.reduction == "sum":
-            return Combined(p.value + n.value, positive_sum=1.0, negative_sum=1.0)
-        if self.reduction == "balanced":
-            share = balance(p.weight, n.weight)
-            return Combined(p.value + share * n.value, positive_sum=1.0, negative_sum=share)
-        return Combined(p.share * p.value + n.share * n.value, positive_sum=p.share, negative_sum=n.share)
+        return two_sided(self.reduction, p, n)
