@@ -46,18 +46,13 @@ def read_result(folder: Path) -> dict[str, Any]:
         raise InputError(f"{folder} holds no finished run: finish it with `xbm train --resume {folder}`") from None
 
 
-def _reduction(config: configs.Config) -> str:
-    """Of the loss against the memory, where there is one: it is what counts there."""
-    return (config.memory.reduction if config.memory.ratio else None) or config.loss.reduction
-
-
 def _title(data: str) -> str:
     return f"What the memory does: {data}"
 
 
 def _group(config: configs.Config) -> str:
     memory = f"memory R_M {config.memory.ratio:g}, {config.memory.update}" if config.memory.ratio else "no memory"
-    return f"{config.loss.name}, {_reduction(config)}, {memory}"
+    return f"{config.loss.name}, {config.reduction}, {memory}"
 
 
 def _first_seeds(names: Sequence[str], settings: Sequence[configs.Config]) -> list[int]:
@@ -143,7 +138,7 @@ def _view(folder: Path, config: configs.Config, group: str, pictures: dict[str, 
     summary = {
         "trunk": f"{config.model.trunk}, {config.model.dim}-d",
         "batch": f"{config.batch.size}, {config.batch.sampler}",
-        "loss": f"{config.loss.name}, {_reduction(config)}",
+        "loss": f"{config.loss.name}, {config.reduction}",
         "memory": _group(config).split(", ", 2)[2],
         "optimizer": f"Adam, lr {config.optim.lr:g}, {config.optim.iterations} iterations",
     }
@@ -151,7 +146,7 @@ def _view(folder: Path, config: configs.Config, group: str, pictures: dict[str, 
         name=folder.name,
         group=group,
         loss=config.loss.name,
-        reduction=_reduction(config) if config.loss.name in ("contrastive", "triplet", "margin") else "",
+        reduction=config.reduction if config.loss.name in ("contrastive", "triplet", "margin") else "",
         memory=config.memory.ratio > 0,
         seed=config.seed,
         recall={name: v for name, v in result.items() if name.startswith("recall@") or name in ("map@r", "r_precision")},

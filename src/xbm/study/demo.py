@@ -31,8 +31,7 @@ class Arm:
 
     @property
     def reduction(self) -> str:
-        config = config_of(self, 0)
-        return (config.memory.reduction if self.memory else None) or config.loss.reduction
+        return config_of(self, 0).reduction
 
 
 # The baselines run with the reduction that was better on held-out training classes: docs/demo.md has the figures. With memory

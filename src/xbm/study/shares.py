@@ -23,7 +23,7 @@ def gradient_shares(job: Job, true_labels: np.ndarray) -> dict[str, Any]:
     ids = torch.from_numpy(indices)
     anchors = job.model(job.feed.test(indices).to(job.device)).float().cpu()
     labels, truth = (torch.from_numpy(np.asarray(x)) for x in (job.dataset.train.labels, true_labels))
-    in_batch, against = task.loss_of(job.config), task.loss_of(job.config, job.config.memory.reduction)
+    in_batch, against = task.loss_of(job.config), task.loss_of(job.config, job.config.reduction)
     found: dict[str, Any] = {"batch": _parts(in_batch, anchors, labels[ids], ids, anchors, labels[ids], ids)[0]}
     if job.memory is not None and len(job.memory):
         rows, row_ids = job.memory.embeddings.float().cpu(), job.memory.ids.cpu()

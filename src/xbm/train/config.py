@@ -98,6 +98,11 @@ class Config:
     optim: Optim = Optim()
     log: Log = Log()
 
+    @property
+    def reduction(self) -> str:
+        """Of the pairs that count: those with the memory, where there is one."""
+        return (self.memory.reduction if self.memory.ratio else None) or self.loss.reduction
+
 
 def from_dict(values: Mapping[str, Any], kind: type = Config, where: str = "") -> Any:
     """A dataclass from plain values.

@@ -58,7 +58,7 @@ class Job:
         if self.device.type == "cuda":
             torch.backends.cudnn.benchmark = True  # shapes are fixed
         world = self.ranks.world
-        losses = task.loss_of(config), task.loss_of(config, config.memory.reduction)
+        losses = task.loss_of(config), task.loss_of(config, config.reduction)
         self.loss_fn, self.memory_loss_fn = (GlobalLoss(loss, self.ranks) if world > 1 else loss for loss in losses)
         memory = task.memory_of(config, len(dataset.train), self.device, world)
         self.memory = memory.to(self.device) if memory is not None else None

@@ -119,7 +119,7 @@ def loss_of(config: Config, reduction: str | None = None) -> PairLoss:
 def watch_of(config: Config, memory: CrossBatchMemory | ReplicatedMemory | ShardedMemory | None) -> Watch:
     if memory is None:
         return Watch(config.optim.iterations)
-    summed = (config.memory.reduction or config.loss.reduction) == "sum" and config.loss.name in ("contrastive", "margin")
+    summed = config.reduction == "sum" and config.loss.name in ("contrastive", "margin")
     rows_per_step = config.batch.size * config.batch.accumulate * config.memory.updates_per_step
     return Watch(config.memory.start, summed, memory.size / rows_per_step / 2)
 
