@@ -9,6 +9,7 @@ Nothing here waits for the device except the accessors that say so.
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -191,13 +192,7 @@ class CrossBatchMemory(nn.Module):
 
         The model runs in train mode, as it does for the rows that follow; its batch-norm statistics are restored.
         """
-        self.clear()
-        with statistics_kept(model):
-            for images, labels, ids in loader:
-                device = self.rows.device
-                self.enqueue(model(images.to(device)), labels.to(device), None if ids is None else ids.to(device))
-                if self.is_full:
-                    break
+        fill_from(self, model, loader)
 
     # ---------------------------------------------------------------- reading
 
@@ -264,6 +259,28 @@ class CrossBatchMemory(nn.Module):
 
     def extra_repr(self) -> str:
         return f"size={self.size}, dim={self.dim}, update={self.update!r}, dtype={self.rows.dtype}"
+
+
+class Fillable(Protocol):
+    """What `fill_from` asks of a memory."""
+
+    @property
+    def rows(self) -> Tensor: ...
+    @property
+    def is_full(self) -> bool: ...
+    def clear(self) -> None: ...
+    def enqueue(self, embeddings: Tensor, labels: Tensor, ids: Tensor | None = None) -> None: ...
+
+
+def fill_from(memory: Fillable, model: nn.Module, loader: Iterable) -> None:
+    """`CrossBatchMemory.fill`, for any memory."""
+    memory.clear()
+    device = memory.rows.device
+    with statistics_kept(model):
+        for images, labels, ids in loader:
+            memory.enqueue(model(images.to(device)), labels.to(device), None if ids is None else ids.to(device))
+            if memory.is_full:
+                break
 
 
 @contextmanager

@@ -66,6 +66,11 @@ def test_what_does_not_fit_is_refused():
     assert len(memory) == 0 and not memory.is_full and memory
 
 
+def test_a_model_around_it_cannot_save_it():
+    with pytest.raises(InputError, match="outside the model"):
+        torch.nn.Sequential(torch.nn.Linear(2, 2), ShardedMemory(4, 2)).state_dict()
+
+
 def test_bad_rows_that_a_gpu_could_not_refuse_are_told():
     memory = ShardedMemory(4, 2)
     memory.check()

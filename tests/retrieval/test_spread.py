@@ -112,7 +112,7 @@ def refused(world: Ranks) -> dict[str, Any]:
         lambda: read_part(world, "embeddings", torch.zeros(0, 3)),
         lambda: read_spread(world, torch.eye(3), torch.zeros(3, dtype=torch.int64)),
         lambda: read_spread(world, torch.eye(3), torch.zeros(9, dtype=torch.int64), torch.eye(2), torch.zeros(6)),
-        lambda: score(Protocol("test", range(8), (1,)), torch.eye(3), ranks=world),  # type: ignore[arg-type]
+        lambda: score(Protocol("test", range(8), (1,)), torch.eye(3), ranks=world),
     ):
         with pytest.raises(InputError) as error:
             call()

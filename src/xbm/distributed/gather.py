@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from xbm.checks import check_embeddings, check_integers
 from xbm.distributed.ranks import Ranks, padded
 from xbm.errors import InputError
 
@@ -38,6 +39,22 @@ def gather(ranks: Ranks, embeddings: Tensor, labels: Tensor, ids: Tensor | None 
     found = _gather(ranks, *given)
     ranks.kept = (key, given, found)  # `given` stays alive, or its place in memory could be another tensor's
     return found
+
+
+def gather_named(
+    ranks: Ranks, dim: int, embeddings: Tensor, labels: Tensor, ids: Tensor | None, mask: Tensor | None
+) -> Gathered:
+    """The same for what a memory of `dim` columns is given, once it is known to fit."""
+    check_embeddings(embeddings, "embeddings", dim)
+    labels, ids = check_integers(labels, "labels", embeddings), check_integers(named(ids), "ids", embeddings)
+    return gather(ranks, embeddings, labels, ids, mask)
+
+
+def named(ids: Tensor | None) -> Tensor:
+    """Refuses rows without ids: a rank sees only its part of a batch, and cannot tell an anchor's copy by its place."""
+    if ids is None:
+        raise InputError("with several processes an anchor's own copy is told by its instance id: pass ids")
+    return ids
 
 
 def sizes_of(ranks: Ranks, embeddings: Tensor, labels: Tensor, ids: Tensor | None) -> tuple[int, ...]:

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from xbm import engine as engines
 from xbm.checks import check_embeddings, check_integers, sound_rows
-from xbm.distributed.gather import Gathered, gather, sizes_of
+from xbm.distributed.gather import Gathered, gather, named, sizes_of
 from xbm.distributed.ranks import Ranks, padded, the_ranks
-from xbm.distributed.replicated import ReplicatedMemory, named
+from xbm.distributed.replicated import ReplicatedMemory
 from xbm.distributed.sharded import ShardedMemory
 from xbm.engine.streaming import compare_shard
 from xbm.errors import InputError, unknown

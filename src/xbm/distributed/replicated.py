@@ -5,10 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from xbm.checks import check_embeddings, check_integers
-from xbm.distributed.gather import gather
+from xbm.distributed.gather import gather_named
 from xbm.distributed.ranks import Ranks, the_ranks
-from xbm.errors import InputError
 from xbm.memory import CrossBatchMemory
 
 
@@ -33,10 +31,7 @@ class ReplicatedMemory(CrossBatchMemory):
     @torch.no_grad()
     def enqueue(self, embeddings: Tensor, labels: Tensor, ids: Tensor | None = None, mask: Tensor | None = None) -> None:
         """Writes the ranks' embeddings (m, D), in the order of the ranks; some ranks may have none."""
-        check_embeddings(embeddings, "embeddings", self.dim)
-        ids = named(ids)
-        labels, ids = check_integers(labels, "labels", embeddings), check_integers(ids, "ids", embeddings)
-        batch = gather(self.ranks, embeddings, labels, ids, mask)
+        batch = gather_named(self.ranks, self.dim, embeddings, labels, ids, mask)
         super().enqueue(batch.embeddings, batch.labels, batch.ids, batch.mask)
 
     @torch.no_grad()
@@ -46,10 +41,3 @@ class ReplicatedMemory(CrossBatchMemory):
             gradient = torch.zeros_like(self.rows) if self.rows.grad is None else self.rows.grad
             self.rows.grad = self.ranks.sum(gradient, "gradient of the rows")
         super().step()
-
-
-def named(ids: Tensor | None) -> Tensor:
-    """Refuses rows without ids: a rank sees only its part of a batch, and cannot tell an anchor's copy by its place."""
-    if ids is None:
-        raise InputError("with several processes an anchor's own copy is told by its instance id: pass ids")
-    return ids

@@ -1,17 +1,16 @@
 """One memory spread over the ranks: global slot s lies on rank s mod R, as its local slot s // R."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from xbm.checks import check_embeddings, check_integers, sound_rows
-from xbm.distributed.gather import gather
+from xbm.checks import sound_rows
+from xbm.distributed.gather import gather_named
 from xbm.distributed.ranks import Ranks, padded, the_ranks
-from xbm.distributed.replicated import named
 from xbm.errors import InputError
-from xbm.memory import CrossBatchMemory
+from xbm.memory import CrossBatchMemory, fill_from
 
 ROWS = ("rows", "row_labels", "row_ids", "stamps")  # buffers with an entry a slot
 WHOLE = ("pointer", "count", "clock", "latest", "unsound")  # buffers of the memory as a whole, the same on every rank
@@ -58,10 +57,7 @@ class ShardedMemory(nn.Module):
     @torch.no_grad()
     def enqueue(self, embeddings: Tensor, labels: Tensor, ids: Tensor | None = None, mask: Tensor | None = None) -> None:
         """Writes the ranks' embeddings, in the order of the ranks, each row where its slot lives."""
-        check_embeddings(embeddings, "embeddings", self.dim)
-        ids = named(ids)
-        labels, ids = check_integers(labels, "labels", embeddings), check_integers(ids, "ids", embeddings)
-        batch = gather(self.ranks, embeddings, labels, ids, mask)
+        batch = gather_named(self.ranks, self.dim, embeddings, labels, ids, mask)
         assert batch.ids is not None
         if len(batch.labels) == 0:
             return
@@ -95,7 +91,7 @@ class ShardedMemory(nn.Module):
 
     def fill(self, model: nn.Module, loader: Iterable) -> None:
         """As `CrossBatchMemory.fill`; every rank's loader yields its part of the same batches."""
-        CrossBatchMemory.fill(self, model, loader)  # type: ignore[arg-type]
+        fill_from(self, model, loader)
 
     # ---------------------------------------------------------------- reading
 
@@ -154,11 +150,16 @@ class ShardedMemory(nn.Module):
         return torch.where(local >= 0, local * self.ranks.world + self.ranks.rank, -1)
 
     @torch.no_grad()
-    def state_dict(self, *_: Any, **__: Any) -> dict[str, Any]:  # type: ignore[override]
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """On rank 0 the state that a `CrossBatchMemory` of all rows would have, in main memory; {} elsewhere.
 
-        All ranks must call it.
+        All ranks must call it, without arguments.
+
+        Raises:
+            InputError: a module that contains the memory was asked, which has no place for a state that one rank alone has.
         """
+        if args or kwargs:
+            raise InputError("a sharded memory is saved by itself: call its own state_dict(), and keep it outside the model")
         R, state = self.ranks.world, {name: self.get_buffer(name).clone() for name in WHOLE}
         longest = -(-self.size // R)
         for name in ROWS:
@@ -175,8 +176,9 @@ class ShardedMemory(nn.Module):
         return state if self.ranks.first else {}
 
     @torch.no_grad()
-    def load_state_dict(self, state: Any, *_: Any, **__: Any) -> None:  # type: ignore[override]
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """From the state of all rows, whatever the number of ranks it was saved under; each rank takes its own."""
+        state = state_dict
         if state["rows"].shape != (self.size, self.dim):
             raise InputError(f"the state holds {tuple(state['rows'].shape)} rows, this memory {(self.size, self.dim)}")
         R, rank = self.ranks.world, self.ranks.rank

@@ -25,9 +25,8 @@ def synchronise(model: nn.Module, ranks: Ranks) -> None:
             module.__class__ = _Synchronised
         elif f"{type(module).__module__}.{type(module).__qualname__}" == WITH_ACTIVATION:
             module.__class__ = _SynchronisedAct
-        else:
-            continue
-        module.ranks = ranks  # type: ignore[assignment]
+        if isinstance(module, _Synchronised):
+            module.ranks = ranks
 
 
 class _Synchronised(nn.modules.batchnorm._BatchNorm):
@@ -41,8 +40,11 @@ class _Synchronised(nn.modules.batchnorm._BatchNorm):
 
 
 class _SynchronisedAct(_Synchronised):
+    act: nn.Module
+    drop: nn.Module
+
     def forward(self, x: Tensor) -> Tensor:
-        return self.act(self.drop(_normalised(self, x)))  # type: ignore[operator]
+        return self.act(self.drop(_normalised(self, x)))
 
 
 def _normalised(norm: _Synchronised, x: Tensor) -> Tensor:
