@@ -31,6 +31,7 @@ class Compiled(NamedTuple):
     spilled: int  # bytes of a thread's stack
     tensor_cores: int  # instructions
     fetches_ahead: bool
+    waits: bool  # for the kernels before it, whose end it need not have been started after
     torn: bool  # a tile is overwritten by one that is fetched ahead before its last use: the compiler does not always see it
 
     def __str__(self) -> str:
@@ -85,8 +86,9 @@ def compiled(jitted: Any, warps: int, stages: int, arguments: tuple) -> Compiled
     cores = ptx.count("wgmma.mma_async") + ptx.count("mma.sync")
     torn = _torn(found.asm["ttgir"], stages)
     return Compiled(
-        jitted.__name__, found.metadata.shared, registers, stack, cores, "cp.async.c" in ptx or "cp.async.bulk" in ptx, torn
-    )
+        jitted.__name__, found.metadata.shared, registers, stack, cores, "cp.async.c" in ptx or "cp.async.bulk" in ptx,
+        "griddepcontrol.wait" in re.split(r"\bld\.global|\bst\.global|\bcp\.async", ptx)[0], torn,
+    )  # fmt: skip
 
 
 def _torn(ttgir: str, stages: int) -> bool:

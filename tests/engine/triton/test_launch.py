@@ -51,7 +51,7 @@ def _no_gpu(monkeypatch):
     monkeypatch.setattr(launch.triton.runtime, "driver", Driver)
 
 
-COMPILED = ((2, 3, 1), (1, 2.5), {"num_warps": 8, "num_stages": 3})
+COMPILED = ((2, 3, 1), (1, 2.5), {"num_warps": 8, "num_stages": 3, "launch_pdl": launch.OVERLAP})
 
 
 def start(kernel, *keys):

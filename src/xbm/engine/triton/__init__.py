@@ -67,10 +67,8 @@ class _Compare(torch.autograd.Function):
     ) -> Tensor | tuple[Tensor | None, ...]:
         of_anchors, of_rows = ctx.needs_input_grad[:2]
         found = step(loss, anchors, pairing, stats, rows is None, of_anchors, of_rows)
-        ctx.gradients = (
-            found.gradient,
-            found.row_gradient,
-        )  # neither inputs nor outputs, so nothing has to be saved the slow way
+        # neither inputs nor outputs, so nothing has to be saved the slow way
+        ctx.gradients = found.gradient, found.row_gradient
         if not stats:
             return found.loss
         ctx.set_materialize_grads(False)

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from xbm.engine.triton import positives
-from xbm.engine.triton.launch import Kernel, number
+from xbm.engine.triton.launch import Kernel, await_others, number
 from xbm.engine.triton.plan import MOST, PLACES
 from xbm.engine.triton.positives import place_in_table
 from xbm.engine.triton.tiles import SIZES
@@ -17,6 +17,7 @@ from xbm.engine.triton.tiles import SIZES
 @triton.jit(do_not_specialize=SIZES)
 def seek(ids, row_ids, stamps, pointer, table, newest, m, M, PLACES: tl.constexpr, BN: tl.constexpr):
     """newest: (m,) zeros, changed in place: 1 for the oldest row of the queue, M for the newest."""
+    await_others()
     j = tl.program_id(0) * BN + tl.arange(0, BN)
     here = j < M
     row_id = tl.load(row_ids + j, mask=here, other=-1)
@@ -38,6 +39,7 @@ def seek(ids, row_ids, stamps, pointer, table, newest, m, M, PLACES: tl.constexp
 @triton.jit(do_not_specialize=SIZES)
 def settle(ids, pointer, table, newest, slots, m, M, PLACES: tl.constexpr, BM: tl.constexpr):
     """slots: out, (m,)."""
+    await_others()
     i = tl.program_id(0) * BM + tl.arange(0, BM)
     owner = tl.load(table + place_in_table(tl.load(ids + i, mask=i < m, other=0), PLACES), mask=i < m, other=0).to(tl.int32)
     best = tl.load(newest + tl.where(owner > 0, owner - 1, i), mask=i < m, other=0)

@@ -9,6 +9,8 @@ not depend on the others, so the sums are those of one long list.
 import triton
 import triton.language as tl
 
+from xbm.engine.triton.launch import await_others
+
 from xbm.engine.triton.tiles import (  # isort: skip
     CROWD_NEGATIVES, CROWD_POSITIVES, CROWD_TRIPLETS, CROWD_VALUE, SIZES,
     may_meet, own_slots, positives_among, similarities_of_one,
@@ -37,6 +39,7 @@ def crowded(
     BY_ID: tl.constexpr, BY_SLOT: tl.constexpr, D: tl.constexpr,
     BN: tl.constexpr, BP: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
+    await_others()
     i = tl.program_id(0)
     me = i + tl.arange(0, 1)
     many = tl.load(totals + i)

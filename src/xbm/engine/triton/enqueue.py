@@ -8,6 +8,8 @@ the counters must not move before everybody has read them. A batch is small, the
 import triton
 import triton.language as tl
 
+from xbm.engine.triton.launch import await_others
+
 
 @triton.jit
 def sound_rows(
@@ -37,6 +39,7 @@ def enqueue(
     m, size, tolerance,
     D: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, HAS_IDS: tl.constexpr, HAS_MASK: tl.constexpr, TWICE: tl.constexpr,
 ):  # fmt: skip
+    await_others()
     first = tl.load(pointer)
     now = tl.load(clock) + 1
     many = tl.load(count) * 0  # how many rows are sound: int64 zero

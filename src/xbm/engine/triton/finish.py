@@ -8,6 +8,8 @@ anchors' losses, always in the same order.
 import triton
 import triton.language as tl
 
+from xbm.engine.triton.launch import await_others
+
 from xbm.engine.triton.tiles import (  # isort: skip
     BALANCED, BOTH, CEILING, CONTRASTIVE, CROWD_NEGATIVES, CROWD_POSITIVES, CROWD_TRIPLETS, CROWD_VALUE, EASIEST_POSITIVE,
     EXTRA, FLOOR, HARDEST, HARDEST_POSITIVE, INF, LOSS, MEAN, MULTI_SIMILARITY, NEGATIVE_PEAK, NEGATIVES, NEWEST_ROWS,
@@ -76,6 +78,7 @@ def finish(
     BY_ID: tl.constexpr, BY_SLOT: tl.constexpr, D: tl.constexpr, DS: tl.constexpr, SP: tl.constexpr, BS: tl.constexpr,
     BP: tl.constexpr, BK: tl.constexpr, SCALE: tl.constexpr, CROWDED: tl.constexpr,
 ):  # fmt: skip
+    await_others()
     i = tl.program_id(0)
     d = tl.program_id(1) * DS + tl.arange(0, DS)
     inside = d < D

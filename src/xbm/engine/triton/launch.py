@@ -5,14 +5,28 @@ compiled kernel is kept under a key that says all that matters, and started dire
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import triton
+import triton.language as tl
 from torch import Tensor
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 
+# Whether a kernel is started while the one before it still runs, and waits by itself: on Hopper and later.
+OVERLAP = not INTERPRETED and all(torch.cuda.get_device_capability(k) >= (9, 0) for k in range(torch.cuda.device_count()))
+_OVERLAP = tl.constexpr(OVERLAP)
+
+
+@triton.jit
+def await_others() -> None:
+    """The first line of every kernel that `Kernel` starts: what it reads may not have been written yet."""
+    if _OVERLAP:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+
 
 class Kernel:
-    """A jitted function and what it was compiled to."""
+    """A jitted function, whose first line is `await_others()`, and what it was compiled to."""
 
     def __init__(self, jitted: Any) -> None:
         self.jitted = jitted
@@ -24,7 +38,7 @@ class Kernel:
         if ready is not None:
             ready(grid, *arguments)
             return
-        found = self.jitted[grid](*arguments, num_warps=warps, num_stages=stages)
+        found = self.jitted[grid](*arguments, num_warps=warps, num_stages=stages, launch_pdl=OVERLAP)
         if key is not None and not INTERPRETED:
             self.compiled[key] = starter(found)
 

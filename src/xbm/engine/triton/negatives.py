@@ -17,6 +17,8 @@ exponentials inside float16. RISES: exponents may pass what numbers hold, so tha
 import triton
 import triton.language as tl
 
+from xbm.engine.triton.launch import await_others
+
 from xbm.engine.triton.tiles import (  # isort: skip
     BOTH, CONTRASTIVE, EASIEST_POSITIVE, EXTRA, HARDEST, HARDEST_POSITIVE, INF, MULTI_SIMILARITY, NEGATIVES, NO_SLOT, SIZES,
     TRIPLET, VALUE, counter_in, halves, own_slots, similarities, sums_in,
@@ -129,6 +131,7 @@ def meet(
     STAGES: tl.constexpr, EARLY: tl.constexpr, PADDED: tl.constexpr, RISES: tl.constexpr,
     HEADROOM: tl.constexpr, SCALE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
+    await_others()
     slices: tl.constexpr = (D + DS - 1) // DS
     part = tl.program_id(0) % slices
     i = tl.program_id(0) // slices * BM + tl.arange(0, BM)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 import triton
 
-COLUMNS, PARTS = 32, 128  # of a gradient, and of its parts, that are added up at a time
+COLUMNS, PARTS = 32, 256  # of a gradient, and of its parts, that are added up at a time
 MOST = (1 << 15) - 2  # anchors: the table numbers them with 16 bits
 PLACES = 1 << 15  # of the table of labels
 SCANS = 1024  # parts of the bank for which positives are counted, at most

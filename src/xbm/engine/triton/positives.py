@@ -12,6 +12,7 @@ and the kernels that read the list find the anchor's positives by scanning again
 import triton
 import triton.language as tl
 
+from xbm.engine.triton.launch import await_others
 from xbm.engine.triton.tiles import INF, SIZES, own_slots, positives_among, similarities_of_one
 
 FREE = tl.constexpr(0)  # places of the table: nobody, the number of an anchor plus one, or several labels
@@ -32,6 +33,7 @@ def mark(
     m, scans, PLACES: tl.constexpr, BM: tl.constexpr, BT: tl.constexpr,
 ):  # fmt: skip
     """Program 0 makes the table, the others clear the counts."""
+    await_others()
     block = tl.program_id(0)
     if block > 0:
         at = (block - 1).to(tl.int64) * BT + tl.arange(0, BT)
@@ -57,6 +59,7 @@ def mark(
 @triton.jit(do_not_specialize=SIZES)
 def count(row_labels, labels, table, counts, m, M, per, scans, PLACES: tl.constexpr, BN: tl.constexpr):
     """counts: (m, scans), changed in place: rows of each part that share a label, under one of the anchors with it."""
+    await_others()
     j = tl.program_id(0) * BN + tl.arange(0, BN)
     here = j < M
     row_label = tl.load(row_labels + j, mask=here, other=0)
@@ -83,6 +86,7 @@ def enlist(
     SP: tl.constexpr, BN: tl.constexpr, BP: tl.constexpr, BK: tl.constexpr,
     ONE: tl.constexpr,  # whether the parts taken at a time are one block of rows, so that each block holds a row of the label
 ):  # fmt: skip
+    await_others()
     i = tl.program_id(0)
     me = i + tl.arange(0, 1)
     label = tl.load(labels + i)

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from xbm.engine.triton.finish import is_sound
+from xbm.engine.triton.launch import await_others
 
 from xbm.engine.triton.tiles import (  # isort: skip
     CEILING, FLOOR, INF, MULTI_SIMILARITY, NEGATIVE_PEAK, OF_NEGATIVE, OF_POSITIVE, POSITIVE_PEAK, SIZES, TRIPLET,
@@ -22,6 +23,7 @@ def clean(
     tolerance, D: tl.constexpr, HAS_IDS: tl.constexpr, HAS_SOUND: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """The anchors as rows: an unsound one must neither be met nor spread its NaN through a product."""
+    await_others()
     i = tl.program_id(0)
     sound = is_sound(given, i, ids, given_sound, tolerance, D, HAS_IDS, HAS_SOUND, BK)
     for start in range(0, D, BK):
@@ -42,6 +44,7 @@ def spread(
     KIND: tl.constexpr, ADD: tl.constexpr, BY_ID: tl.constexpr, BY_SLOT: tl.constexpr, D: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, DS: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
+    await_others()
     j = tl.program_id(0) * BN + tl.arange(0, BN)
     here = j < M
     d = tl.program_id(1) * DS + tl.arange(0, DS)

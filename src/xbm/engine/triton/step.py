@@ -54,10 +54,10 @@ class Constants(NamedTuple):
     base: float = 0.0
 
 
-def constants(loss: Any, M: int) -> Constants:
+def constants(loss: Any, small: bool) -> Constants:
     reduction = ("sum", "mean", "balanced").index(loss.reduction)  # as in tiles.py
     if loss.name == "contrastive":
-        together = loss.reduction == "sum" and M <= SMALL
+        together = loss.reduction == "sum" and small
         return Constants(BOTH if together else CONTRASTIVE, reduction, float(loss.margin))
     if loss.name == "triplet":
         return Constants(TRIPLET, reduction, float(loss.margin))
@@ -82,7 +82,7 @@ class Case(NamedTuple):
     has_sound: bool
     by_id: bool
     by_slot: int
-    small: int  # SMALL
+    small: bool  # whether the bank is, see SMALL
 
 
 class Settled(NamedTuple):
@@ -101,7 +101,7 @@ class Settled(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def settle(case: Case) -> Settled:
-    c = constants(from_spec(case.spec), case.M)
+    c = constants(from_spec(case.spec), case.small)
     half = case.bank != torch.float32
     p = plan(case.m, case.M, case.D, half, c.kind >= MULTI_SIMILARITY, case.device)
     headroom, scale = 60.0, 1.0
@@ -111,7 +111,7 @@ def settle(case: Case) -> Settled:
         headroom, scale = 6.0, 64.0
     rises = c.beta * (1.02 - c.base) > headroom
     key = number(c.kind, c.reduction, rises, p.tiles, *case[1:])
-    return Settled(c, p, key, half, rises, headroom, scale, tolerance(case.given), case.M > SMALL and half and p.tiles.narrow)
+    return Settled(c, p, key, half, rises, headroom, scale, tolerance(case.given), not case.small and half and p.tiles.narrow)
 
 
 def step(
@@ -137,7 +137,7 @@ def step(
         by_slot = SAME_PLACE
     case = Case(
         loss.spec, m, M, D, device, given.dtype, bank.dtype, stats, in_batch, gradients, row_gradient,
-        has_ids, sound is not None, by_id, by_slot, SMALL,
+        has_ids, sound is not None, by_id, by_slot, M <= SMALL,
     )  # fmt: skip
     c, p, settled, half, rises, headroom, scale, tol, by_copy_engine = settle(case)
     t, cap = p.tiles, p.capacity
@@ -181,7 +181,7 @@ def step(
         key, (p.blocks, p.splits, 1), t.warps, t.stages, anchors, bank, *who, totals, lowest, listed, beaten,
         work, described, m, M, p.per, p.splits, cap, c.margin, c.beta, c.base,
         c.kind, stats, by_id, by_slot, D, t.anchors, t.rows, t.columns, t.step, t.narrow, half, t.stages if t.narrow else 1,
-        stats or M <= SMALL, t.rows > M, rises, headroom, scale, t.precision,
+        stats or case.small, t.rows > M, rises, headroom, scale, t.precision,
     )  # fmt: skip
     if c.kind == TRIPLET and cap < M:
         crowd_found, crowd_gradient = real(tiles.CROWD, m), real(m, D)
@@ -201,7 +201,7 @@ def step(
         totals, lowest, highest, listed, places, beaten, crowd_found, crowd_gradient, work,
         value, gradient, valid, extremes, unsound, m, M, p.splits, cap, tol, c.margin, c.alpha, c.beta, c.base,
         c.kind, c.reduction, stats, has_ids, sound is not None, by_id, by_slot, D, COLUMNS,
-        p.splits_padded, PARTS, 16, 128, scale, cap < M,
+        p.splits_padded, min(PARTS, p.splits_padded), 16, 128, scale, cap < M,
     )  # fmt: skip
     of_rows = None
     if row_gradient or as_rows:

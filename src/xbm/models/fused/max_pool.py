@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from xbm.engine.triton.launch import Kernel
+from xbm.engine.triton.launch import Kernel, await_others
 from xbm.models.fused import tiling
 from xbm.models.fused.layout import as_rows, vector
 from xbm.models.fused.tiling import SIZES, cut, key, on
@@ -22,6 +22,7 @@ def pool(
     K: tl.constexpr, S: tl.constexpr, PAD: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, VEC: tl.constexpr,
 ):  # fmt: skip
     """P: pixels of the output. places: out, kh·K + kw."""
+    await_others()
     C = units * VEC
     c = (tl.program_id(0) * BC + tl.arange(0, BC))[None, :]
     for start in range(tl.program_id(1) * BP, P, splits * BP):
@@ -54,6 +55,7 @@ def gather(
     K: tl.constexpr, S: tl.constexpr, PAD: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, VEC: tl.constexpr,
 ):  # fmt: skip
     """P: pixels of the input."""
+    await_others()
     C = units * VEC
     c = (tl.program_id(0) * BC + tl.arange(0, BC))[None, :]
     EACH_WAY: tl.constexpr = (K + S - 1) // S  # windows over a pixel

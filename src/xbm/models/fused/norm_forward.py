@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from xbm.engine.triton.launch import Kernel
+from xbm.engine.triton.launch import Kernel, await_others
 from xbm.models.fused import tiling
 from xbm.models.fused.layout import vector
 from xbm.models.fused.tiling import SIZES, cut, key, on
@@ -78,6 +78,7 @@ def statistics(
     P, units, stride, splits, momentum, eps,
     BP: tl.constexpr, BC: tl.constexpr, VEC: tl.constexpr,
 ):  # fmt: skip
+    await_others()
     block = tl.program_id(0)
     split = tl.program_id(1)
     C = units * VEC
@@ -122,6 +123,7 @@ def normalise(
     x, y, weight, bias, stats, P, units, stride, splits,
     ACT: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, VEC: tl.constexpr,
 ):  # fmt: skip
+    await_others()
     C = units * VEC
     c = tl.program_id(0) * BC + tl.arange(0, BC)
     here_c = c < C
