@@ -38,6 +38,7 @@ def test_what_can_change_a_figure_makes_another_run(change):
 def test_how_a_memory_is_kept_that_is_not_there_makes_no_other_run():
     off = override(CARS, {"memory.ratio": 0.0})
     assert identity(off) == identity(override(off, {"memory.update": "queue", "memory.start": 7, "memory.batch_weight": 1.0}))
+    assert not record.APART & identity(off).keys()
     queue = override(CARS, {"memory.update": "queue"})
     assert identity(queue) == identity(override(queue, {"memory.alpha": 0.7, "memory.momentum": 0.3}))
     average = override(CARS, {"memory.update": "moving_average"})

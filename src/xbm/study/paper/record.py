@@ -26,9 +26,8 @@ NAMED = ("imagenet", "none")  # weights that are no file
 
 def identity(config: Config) -> dict[str, Any]:
     """The settings that a figure depends on, by full name; a file of weights by its bare name."""
-    found = {name: _plain(value) for name, value in flat(config).items() if name not in APART}
-    for name in unused(config):
-        found[name] = _plain(USUAL[name])
+    plain = {**flat(config), **{name: USUAL[name] for name in unused(config)}}
+    found = {name: _plain(value) for name, value in plain.items() if name not in APART}
     if found["model.weights"] not in NAMED:
         found["model.weights"] = Path(found["model.weights"]).name
     return found
