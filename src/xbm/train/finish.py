@@ -19,6 +19,7 @@ from xbm.train import task
 from xbm.train.console import Console
 from xbm.train.files import replacing
 from xbm.train.job import Job
+from xbm.train.replay import without_trials
 
 NEIGHBOURS = 8  # retrieved images kept for each query
 SHOWN = 12  # anchors whose mined negatives are kept
@@ -36,9 +37,10 @@ def embed(job: Job, images: ImageSet) -> Tensor:
     job.model.eval()
     first, stop = share_of(len(feed), task.EMBEDDED, job.ranks)
     batches = sweep(feed, task.EMBEDDED, device=job.device, first=first, stop=stop)
-    parts = [job.model(batch) for batch, _, _ in batches] or [torch.zeros(0, job.config.model.dim, device=job.device)]
+    with without_trials():
+        parts = [job.model(batch) for batch, _, _ in batches]
     job.model.train(was_training)
-    return torch.cat(parts)
+    return torch.cat(parts or [torch.zeros(0, job.config.model.dim, device=job.device)])
 
 
 def share_of(count: int, at_once: int, ranks: Ranks) -> tuple[int, int]:

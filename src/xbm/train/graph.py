@@ -44,6 +44,7 @@ class Recorded:
         self.graph: torch.cuda.CUDAGraph | None = None
         self.anchors: Tensor | None = None
         self.given_up = False
+        self.beside: torch.cuda.Stream | None = None  # where plain steps run, and are recorded: gradients stay on their stream
 
     def __call__(self, step: int, remembering: bool) -> Tensor:
         if remembering != self.phase:
@@ -75,7 +76,7 @@ class Recorded:
         torch.cuda.empty_cache()
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, stream=self.beside, capture_error_mode="thread_local"):
                 self.anchors = self._step(step, list(self.ids))
         except RuntimeError as error:
             self.given_up = True
@@ -87,9 +88,9 @@ class Recorded:
 
     def _beside(self, call: Callable[[], Tensor]) -> Tensor:
         """On a stream of its own, as what is recorded later wants it."""
-        beside = torch.cuda.Stream(self.job.device)
-        beside.wait_stream(torch.cuda.current_stream(self.job.device))
-        with torch.cuda.stream(beside):
+        self.beside = self.beside or torch.cuda.Stream(self.job.device)
+        self.beside.wait_stream(torch.cuda.current_stream(self.job.device))
+        with torch.cuda.stream(self.beside):
             made = call()
-        torch.cuda.current_stream(self.job.device).wait_stream(beside)
+        torch.cuda.current_stream(self.job.device).wait_stream(self.beside)
         return made

@@ -1,6 +1,9 @@
 """A model's forward pass as a CUDA graph, for the many passes without gradient that a run makes beside its steps: filling the
 memory, looking at the drift."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor, nn
 
@@ -22,6 +25,10 @@ class Replayed(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         if not images.is_cuda:
             return self.model(images)
+        with without_trials():
+            return self._replayed(images)
+
+    def _replayed(self, images: Tensor) -> Tensor:
         shape = images.shape
         if shape not in self.recorded:
             self.seen[shape] = self.seen.get(shape, 0) + 1
@@ -39,3 +46,14 @@ class Replayed(nn.Module):
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             made = self.model(given)
         return graph, given, made
+
+
+@contextmanager
+def without_trials() -> Iterator[None]:
+    """For passes that are too few for it to pay to try out convolutions, which cuDNN would do anew for every shape and type."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
