@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -19,7 +19,7 @@ from typing import Any
 
 from xbm.errors import InputError
 from xbm.study.paper.plan import Plan, Task
-from xbm.study.paper.record import Records, file_name, identity
+from xbm.study.paper.record import Record, Records, file_name, identity
 from xbm.train.config import Config, from_dict, to_dict
 from xbm.train.metrics import read_metrics
 
@@ -61,11 +61,11 @@ def run_all(
         place: puts this machine's paths into a config.
         runs: where run folders are made.
         jobs: how many runs at a time.
-        budget: seconds. A run that would not end in time by what like ones took is not begun; what still runs at the end is
+        budget: seconds. A run that would not end in time by what like ones took here is not begun; what still runs at the end is
             stopped, and goes on from its last checkpoint the next time.
     """
     begun = time.monotonic()
-    made, failed = 0, dict[str, str]()
+    made, failed, seen = 0, dict[str, str](), list[Record]()
     plan, told = planned(), begun
     with _workers(jobs, runs, records.folder) as workers:
         while True:
@@ -74,7 +74,7 @@ def run_all(
             ready = [task for task in plan.ready if task.key not in running and task.key not in failed]
             left = budget - (time.monotonic() - begun)
             for worker in [w for w in workers if w.task is None]:
-                task = next((t for t in ready if _may_start(t, busy) and MARGIN * estimate(t, records) <= left), None)
+                task = next((t for t in ready if _may_start(t, busy) and MARGIN * estimate(t, seen) <= left), None)
                 if task is None:
                     break
                 ready.remove(task)
@@ -105,6 +105,7 @@ def run_all(
                     made += 1
                     records.refresh()
                     record = records.find(identity(worker.task.config))
+                    seen += [] if record is None else [record]
                     shown = "" if record is None else _shown(record.values, record.score())
                     to_go = len(ready) + plan.waiting + len(busy) - 1
                     rest = (time.monotonic() - begun) / made * to_go
@@ -118,14 +119,14 @@ def _may_start(task: Task, busy: list[Worker]) -> bool:
     return not busy if task.alone else not any(w.task is not None and w.task.alone for w in busy)
 
 
-def estimate(task: Task, records: Records) -> float:
-    """Seconds that a run will take, by the slowest of those like it; 0 where there is none yet."""
+def estimate(task: Task, seen: Iterable[Record]) -> float:
+    """Seconds that a run will take, by the slowest like it of those seen; 0 where there is none yet."""
     settings = identity(task.config)
     like = ("data.name", "model.trunk", "batch.size", "memory.updates_per_step")
     long = "lemma" in task.measures
     found = [
         record.values["wall_seconds"] * max(1.0, task.config.optim.iterations / record.values["iterations"])
-        for record in records
+        for record in seen
         if record.values.get("iterations")
         and (long or "lemma" not in record.measures)
         and all(record.config[name] == settings[name] for name in like)
