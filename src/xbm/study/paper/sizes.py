@@ -136,7 +136,7 @@ def _line(study: Study, label: str, arms: Sequence[tuple[float, Arm]], colour: i
 
 
 def _panel(title: str, x: str, lines: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
-    return {"title": title, "x": x, "y": "R@1, %", "lines": [line for line in lines if line["x"]], **more}
+    return {"title": title, "x": x, "y": "R@1, %", "lines": [line for line in lines if len(line["x"]) > 1], **more}
 
 
 EXPERIMENTS = (
