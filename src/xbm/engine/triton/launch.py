@@ -12,24 +12,29 @@ from torch import Tensor
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 
-# Whether a kernel is started while the one before it still runs, and waits by itself: on Hopper and later.
+# Whether a kernel can be started while the one before it still runs, and wait by itself: on Hopper and later.
 OVERLAP = not INTERPRETED and all(torch.cuda.get_device_capability(k) >= (9, 0) for k in range(torch.cuda.device_count()))
 _OVERLAP = tl.constexpr(OVERLAP)
 
 
 @triton.jit
 def await_others() -> None:
-    """The first line of every kernel that `Kernel` starts: what it reads may not have been written yet."""
+    """The first line of a kernel that overlaps with others: what it reads may not have been written yet."""
     if _OVERLAP:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
 
 
 class Kernel:
-    """A jitted function, whose first line is `await_others()`, and what it was compiled to."""
+    """A jitted function and what it was compiled to.
 
-    def __init__(self, jitted: Any) -> None:
-        self.jitted = jitted
+    Args:
+        overlap: whether it is started before the kernel ahead of it has ended: its first line must then be `await_others()`.
+            That hides a microsecond or two, and takes room on the processors from whatever runs beside.
+    """
+
+    def __init__(self, jitted: Any, overlap: bool = True) -> None:
+        self.jitted, self.overlap = jitted, overlap and OVERLAP
         self.compiled: dict[int | tuple, Callable] = {}
 
     def __call__(self, key: int | tuple | None, grid: tuple[int, int, int], warps: int, stages: int, *arguments: Any) -> None:
@@ -38,7 +43,7 @@ class Kernel:
         if ready is not None:
             ready(grid, *arguments)
             return
-        found = self.jitted[grid](*arguments, num_warps=warps, num_stages=stages, launch_pdl=OVERLAP)
+        found = self.jitted[grid](*arguments, num_warps=warps, num_stages=stages, launch_pdl=self.overlap)
         if key is not None and not INTERPRETED:
             self.compiled[key] = starter(found)
 

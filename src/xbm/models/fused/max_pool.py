@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from xbm.engine.triton.launch import Kernel, await_others
+from xbm.engine.triton.launch import Kernel
 from xbm.models.fused import tiling
 from xbm.models.fused.layout import as_rows, vector
 from xbm.models.fused.tiling import SIZES, cut, key, on
@@ -22,7 +22,6 @@ def pool(
     K: tl.constexpr, S: tl.constexpr, PAD: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, VEC: tl.constexpr,
 ):  # fmt: skip
     """P: pixels of the output. places: out, kh·K + kw."""
-    await_others()
     C = units * VEC
     c = (tl.program_id(0) * BC + tl.arange(0, BC))[None, :]
     for start in range(tl.program_id(1) * BP, P, splits * BP):
@@ -55,7 +54,6 @@ def gather(
     K: tl.constexpr, S: tl.constexpr, PAD: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, VEC: tl.constexpr,
 ):  # fmt: skip
     """P: pixels of the input."""
-    await_others()
     C = units * VEC
     c = (tl.program_id(0) * BC + tl.arange(0, BC))[None, :]
     EACH_WAY: tl.constexpr = (K + S - 1) // S  # windows over a pixel
@@ -80,7 +78,7 @@ def gather(
         tl.store(dx + p.to(tl.int64)[:, None] * C + c, g.to(dx.dtype.element_ty), mask=(p < P)[:, None] & (c < C))
 
 
-_pool, _gather = Kernel(pool), Kernel(gather)
+_pool, _gather = Kernel(pool, overlap=False), Kernel(gather, overlap=False)
 
 
 def pooled_size(size: int, kernel: int, stride: int, padding: int, ceil_mode: bool) -> int:

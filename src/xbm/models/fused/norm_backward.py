@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from xbm.engine.triton.launch import Kernel, await_others
+from xbm.engine.triton.launch import Kernel
 from xbm.models.fused import tiling
 from xbm.models.fused.layout import as_rows, vector
 from xbm.models.fused.norm_forward import MERGED, NONE, RELU6, normalised, of_channels
@@ -49,7 +49,6 @@ def reduce(
     P, units, stride, dy_stride, splits,
     ACT: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, VEC: tl.constexpr,
 ):  # fmt: skip
-    await_others()
     block = tl.program_id(0)
     split = tl.program_id(1)
     C = units * VEC
@@ -82,7 +81,6 @@ def spread(
     dy, x, dx, weight, bias, stats, of_weight, of_bias, P, units, stride, dy_stride, splits,
     ACT: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, VEC: tl.constexpr,
 ):  # fmt: skip
-    await_others()
     C = units * VEC
     c = tl.program_id(0) * BC + tl.arange(0, BC)
     here_c = c < C
@@ -103,7 +101,7 @@ def spread(
         tl.store(dx + p * C + c[None, :], g.to(dx.dtype.element_ty), mask=here)
 
 
-_reduce, _spread = Kernel(reduce), Kernel(spread)
+_reduce, _spread = Kernel(reduce, overlap=False), Kernel(spread, overlap=False)
 
 
 def backward(

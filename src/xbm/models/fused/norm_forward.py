@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from xbm.engine.triton.launch import Kernel, await_others
+from xbm.engine.triton.launch import Kernel
 from xbm.models.fused import tiling
 from xbm.models.fused.layout import vector
 from xbm.models.fused.tiling import SIZES, cut, key, on
@@ -78,7 +78,6 @@ def statistics(
     P, units, stride, splits, momentum, eps,
     BP: tl.constexpr, BC: tl.constexpr, VEC: tl.constexpr,
 ):  # fmt: skip
-    await_others()
     block = tl.program_id(0)
     split = tl.program_id(1)
     C = units * VEC
@@ -123,7 +122,6 @@ def normalise(
     x, y, weight, bias, stats, P, units, stride, splits,
     ACT: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, VEC: tl.constexpr,
 ):  # fmt: skip
-    await_others()
     C = units * VEC
     c = tl.program_id(0) * BC + tl.arange(0, BC)
     here_c = c < C
@@ -141,7 +139,7 @@ def normalise(
         tl.store(y + p.to(tl.int64)[:, None] * C + c[None, :], v.to(y.dtype.element_ty), mask=here)
 
 
-_statistics, _normalise = Kernel(statistics), Kernel(normalise)
+_statistics, _normalise = Kernel(statistics, overlap=False), Kernel(normalise, overlap=False)
 
 
 def forward(

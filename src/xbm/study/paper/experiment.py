@@ -22,7 +22,7 @@ QUEUE = {"memory.update": "queue"}
 AVERAGE = {"memory.update": "moving_average", "memory.ratio": 1.0, "memory.momentum": 0.9}
 
 # One recipe for all comparisons: the loss of the batch and that against the memory, added with equal weight.
-RECIPE = {"memory.batch_weight": 1.0, "log.every": 50, "log.checkpoint_every": 500}
+RECIPE = {"memory.batch_weight": 1.0, "log.every": 50, "log.checkpoint_every": 1000}
 # Nothing to warm up on schedules of 1,400 and 2,000 iterations: the memory is there from the start, and empty.
 SHORT = {"memory.update": "queue", "memory.momentum": None, "memory.start": 0, "memory.fill": False}
 # Learning rates to choose from: as many for every method. Pretrained ResNet-50 wants smaller steps than the others.

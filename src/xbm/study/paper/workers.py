@@ -61,8 +61,8 @@ def run_all(
         place: puts this machine's paths into a config.
         runs: where run folders are made.
         jobs: how many runs at a time.
-        budget: seconds. A run that would not end in time by what like ones took here is not begun; what still runs at the end is
-            stopped, and goes on from its last checkpoint the next time.
+        budget: seconds. A run that would not end in time by what like ones took here is not begun; what still runs at the end
+            is stopped, and goes on from its last checkpoint the next time.
     """
     begun = time.monotonic()
     made, failed, seen = 0, dict[str, str](), list[Record]()
