@@ -55,7 +55,8 @@ def test_another_figure_can_be_summed_up():
 def test_with_and_without_memory_differ_in_what_the_recipe_says_of_it(arm):
     (base,) = [other for other in ARMS if other.name == arm.name.removesuffix(" + memory")]
     one, other = flat(config_of(arm, seed=2)), flat(config_of(base, seed=2))
-    told = {"recipe", "memory.ratio"} | (set() if "summed" in arm.name else {"memory.reduction"})
+    told = {"recipe", "memory.ratio", "memory.start", "memory.fill"}
+    told |= set() if "summed" in arm.name else {"memory.reduction", "loss.reduction"}
     assert {name for name in one if one[name] != other[name]} == told
     assert other["memory.ratio"] == 0 and one["seed"] == 2 and one["device"] == "cpu" and one["data.name"] == "glyphs"
     assert (one["memory.reduction"] or one["loss.reduction"]) == arm.reduction and one["recipe"] == "auto"

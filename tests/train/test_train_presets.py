@@ -109,6 +109,16 @@ def test_auto_says_of_loss_and_memory_what_the_study_found_and_leaves_the_rest()
         changed = {key for key in auto if auto[key] != paper[key]}
         assert {key.split(".")[0] for key in changed} <= {"recipe", "loss", "memory"}, name
         assert auto["memory.reduction"] == "balanced" and auto["memory.batch_weight"] == 1.0
+        assert (auto["loss.reduction"], auto["memory.start"], auto["memory.fill"]) == ("sum", 0, False)
+
+
+def test_auto_averages_the_views_of_an_image_where_the_trunk_is_pretrained():
+    def kept(*given, **more):
+        memory = preset(*given, recipe="auto", **more).memory
+        return memory.update, memory.momentum, memory.ratio
+
+    assert kept("cars") == kept("own") == kept("glyphs", trunk="googlenet") == ("moving_average", 0.9, 1.0)
+    assert kept("glyphs") == kept("cars", trunk="small") == kept("cars", weights="none") == ("queue", None, 1.0)
 
 
 def test_the_recipes_meet_the_same_anchor_rule():
@@ -202,10 +212,8 @@ def test_every_recipe_runs(tmp_path):
         config = override(chosen, {**SMALL, **SHORT, "memory.start": 1, "data.root": str(root)})
         train(config, tmp_path / recipe, quiet=True)
         memory = torch.load(tmp_path / recipe / "checkpoints" / "last.pt", weights_only=True)["memory"]
-        enqueued = {"auto": 2 + 2, "paper": 2 + 2, "official": 2}[
-            recipe
-        ]  # two steps with memory; before them, two calls that filled it
-        assert int(memory["clock"]) == enqueued
+        # two steps with memory; before them, with one recipe, two calls that filled it
+        assert int(memory["clock"]) == {"auto": 2, "paper": 2 + 2, "official": 2}[recipe]
 
 
 @pytest.mark.slow

@@ -66,6 +66,7 @@ def train(
             raise InputError(f"{resume} holds no run: give the folder that `xbm train` printed")
         chosen, folder = configs.load(resume / "config.yaml"), resume
     else:
+        one_by_one = parse_settings(settings)
         if config is not None:
             if preset or loss or trunk or recipe:
                 raise InputError("--config holds all settings: change single ones with --set, and leave the preset out")
@@ -76,7 +77,8 @@ def train(
             if data is None and not preset:
                 raise InputError("say what to train on: a preset such as `xbm train glyphs`, or `xbm train --data DIR`")
             usual = "auto" if memory else "paper"  # which without memory is the batch's loss as the preset has it
-            chosen = preset_of("own" if data is not None else preset, loss, trunk, recipe or usual)
+            weights = one_by_one.get("model.weights")
+            chosen = preset_of("own" if data is not None else preset, loss, trunk, recipe or usual, weights)
         changes: dict[str, object] = {}
         if seed is not None:
             changes["seed"] = seed
@@ -90,7 +92,7 @@ def train(
             changes["memory.ratio"] = 0.0
         if skip_problems:
             changes["data.skip_problems"] = True
-        chosen = configs.override(chosen, {**changes, **parse_settings(settings)})
+        chosen = configs.override(chosen, {**changes, **one_by_one})
         kind = chosen.loss.name + ("" if chosen.memory.ratio else "_no_memory")
         stamp = time.strftime("%Y-%m-%d_%H%M%S")
         folder = out or Path("runs") / f"{stamp}_{chosen.data.name}_{kind}_seed{chosen.seed}"

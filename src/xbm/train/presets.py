@@ -44,8 +44,8 @@ LOSS_NAMES = {
 # net and the data, more memory does not hurt (docs/robustness.md).
 RECIPES: dict[str, dict[str, Any]] = {
     "auto": {
-        "memory.reduction": "balanced", "memory.batch_weight": 1.0, "memory.ratio": 1.0, "memory.update": "queue",
-        "memory.momentum": None,
+        "loss.reduction": "sum", "memory.reduction": "balanced", "memory.batch_weight": 1.0, "memory.ratio": 1.0,
+        "memory.start": 0, "memory.fill": False, "memory.update": "queue", "memory.momentum": None,
     },
     "paper": {},
     "official": {
@@ -53,10 +53,21 @@ RECIPES: dict[str, dict[str, Any]] = {
         "data.augmentation": "official", "model.pooling": "max",
     },
 }  # fmt: skip
+# A pretrained trunk moves an image's embedding little between two visits: there `auto` averages its views.
+AVERAGED = {"memory.update": "moving_average", "memory.momentum": 0.9}
 
 
-def preset(name: str, loss: str | None = None, trunk: str | None = None, recipe: str | None = None) -> Config:
-    """The config of a data set, with a loss, a trunk and a recipe of the user's choice.
+def recipe_of(name: str, weights: str) -> dict[str, Any]:
+    """What a recipe says, for a trunk that starts from these weights."""
+    if name not in RECIPES:
+        raise unknown("recipe", name, RECIPES)
+    return {**RECIPES[name], **AVERAGED} if name == "auto" and weights != "none" else RECIPES[name]
+
+
+def preset(
+    name: str, loss: str | None = None, trunk: str | None = None, recipe: str | None = None, weights: str | None = None
+) -> Config:
+    """The config of a data set, with a loss, a trunk, a recipe and weights to start from of the user's choice.
 
     Example:
         >>> preset("sop", trunk="resnet50").model.dim
@@ -65,18 +76,18 @@ def preset(name: str, loss: str | None = None, trunk: str | None = None, recipe:
     if name not in DATASETS:
         raise unknown("preset", name, DATASETS)
     config = override(Config(preset=name, data=replace(Config().data, name=name)), DATASETS[name])
-    if recipe is not None:
-        if recipe not in RECIPES:
-            raise unknown("recipe", recipe, RECIPES)
-        if recipe == "official" and config.model.trunk == "small":
-            raise InputError("the released code's recipe is for photographs: use a preset with a pretrained trunk")
-        config = replace(override(config, RECIPES[recipe]), recipe=recipe)
+    if recipe == "official" and config.model.trunk == "small":
+        raise InputError("the released code's recipe is for photographs: use a preset with a pretrained trunk")
     if trunk is not None:
         if trunk not in KNOWN and not trunk.startswith("timm/"):
             raise unknown("trunk", trunk, [*KNOWN, "timm/NAME"])
-        weights = "none" if trunk == "small" else "imagenet"
+        usual = "none" if trunk == "small" else "imagenet"
         dim = TRUNKS.get(trunk, config.model.dim)
-        config = override(config, {"model.trunk": trunk, "model.weights": weights, "model.dim": dim})
+        config = override(config, {"model.trunk": trunk, "model.weights": usual, "model.dim": dim})
+    if weights is not None:
+        config = override(config, {"model.weights": weights})
+    if recipe is not None:
+        config = replace(override(config, recipe_of(recipe, config.model.weights)), recipe=recipe)
     if loss is not None:
         known = {**LOSS_NAMES, **{each: each for each in LOSSES}}
         if loss not in known:

@@ -42,7 +42,8 @@ def test_the_recipes_are_the_papers_two_and_ours():
     assert found["paper"]["memory.update"] == "backprop" and found["paper"]["memory.batch_weight"] == 0  # Table 7, Algorithm 1
     assert (found["official"]["memory.update"], found["official"]["memory.fill"]) == ("queue", False)
     assert recipes(GLYPHS)["paper"]["memory.update"] == "queue" and recipes(GLYPHS)["paper"]["loss.reduction"] == "sum"
-    assert found["auto"]["memory.reduction"] == "balanced"
+    assert found["auto"]["memory.reduction"] == recipes(GLYPHS)["auto"]["memory.reduction"] == "balanced"
+    assert [recipes(setting)["auto"]["memory.update"] for setting in (CARS, GLYPHS)] == ["moving_average", "queue"]
 
 
 @pytest.mark.parametrize("setting", [CARS, GLYPHS])

@@ -10,7 +10,7 @@ from xbm.study.balance import PUSHED
 from xbm.study.paper.arms import SUMMED
 from xbm.study.paper.blocks import Block, Claim, Figure, Table, percent, spread
 from xbm.study.paper.experiment import OFF, SMALL, Arm, Experiment, Setting
-from xbm.study.paper.recipes import AVERAGED, BALANCED, BEYOND, QUEUE, SETTINGS, held_out
+from xbm.study.paper.recipes import BALANCED, BEYOND, QUEUE, SETTINGS, held_out
 from xbm.study.paper.record import Record
 from xbm.study.paper.study import Study
 
@@ -26,12 +26,13 @@ SHARES = (
 
 
 def cause_arms(setting: Setting) -> list[Arm]:
-    kinds: dict[str, dict[str, Any]] = {BARE: {**OFF, **AVERAGED}, SUM: {**QUEUE, **SUMMED}, LEVEL: {**QUEUE, **BALANCED}}
+    """The batch is summed in all of them: they differ in the memory alone."""
+    kinds: dict[str, dict[str, Any]] = {BARE: OFF, SUM: QUEUE, LEVEL: {**QUEUE, **BALANCED}}
     if setting.data in SMALL:
         kinds[YOUNG] = {**kinds[SUM], "memory.updates_per_step": YOUNGER}
         for push in PUSHES:
             kinds[_pushed(push)] = {**kinds[LEVEL], "loss.name": PUSHED, "loss.options": {"push": push}}
-    return held_out(setting, kinds, ("shares",))
+    return held_out(setting, {label: {**SUMMED, **kind} for label, kind in kinds.items()}, ("shares",))
 
 
 def _pushed(push: float) -> str:

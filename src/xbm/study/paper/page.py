@@ -45,14 +45,18 @@ starts from nothing, thousands of negatives stand against a handful of positives
 positives; beyond that its negatives share the weight of its positives (`memory.reduction=balanced`). So the push of the memory
 never outweighs its pull, whatever the size of the classes, and where it would not have anyway the loss is the paper's.
 Averaging each side, the usual remedy, levels the two as well, but always: it gives the last few negatives, barely valid, the
-weight of all positives, and the push never dies down. The batch's loss is added as it is without memory: its pairs are live and
-few, and in a pretrained net their sum spreads the embeddings in the first steps. Multi-similarity gives either side a
-weight of at most 1 by itself and needs no change. There is no constant to tune.
+weight of all positives, and the push never dies down. The batch's loss is added, summed as in the paper: its pairs are live and
+few, and their sum spreads the embeddings in the first steps, so that the memory can be there from the start, empty. With the
+batch averaged beside a memory that is summed, the old rows outweigh the live ones, and a net from scratch needs a warm-up
+without memory first (in a table below). Multi-similarity gives either side a weight of at most 1 by itself and needs no change.
+There is no constant to tune.
 
-When the memory starts is the preset's to say: a net from scratch wants some hundred steps without it first, a pretrained one
-does not. Tried on held-out classes and left out because they gained nothing on small nets: slots averaged over an image's views
-(in a table below); matching the memory's moments to the batch's; balancing by a running ratio instead of anchor by anchor; not
-pushing a negative that is nearer than the nearest positive, against wrong labels.
+A pretrained trunk moves an image's embedding little between two visits to it: there the memory has a slot for every image, and
+averages its views (m = 0.9, as the paper has it for Cars). A net from scratch moves too fast for that, and gets a queue.
+
+Tried on held-out classes and left out because they gained nothing on small nets: matching the memory's moments to the batch's;
+balancing by a running ratio instead of anchor by anchor; not pushing a negative that is nearer than the nearest positive,
+against wrong labels.
 """
 
 

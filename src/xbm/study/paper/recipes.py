@@ -12,7 +12,7 @@ from xbm.study.paper.cost import SHORT
 from xbm.study.paper.experiment import CHOOSING_SEED, HOLDOUT, OFF, Arm, Experiment, Setting, base, grid
 from xbm.study.paper.study import Spread, Study, paired
 from xbm.train.config import flat
-from xbm.train.presets import RECIPES, preset
+from xbm.train.presets import preset, recipe_of
 
 LOSSES = {"contrastive": "contrastive", "MS": "multi_similarity"}
 AVERAGED = {"loss.reduction": "mean"}
@@ -33,7 +33,7 @@ def recipes(setting: Setting) -> dict[str, dict[str, Any]]:
     return {
         "paper": {**memory, **SUMMED, "memory.batch_weight": 0.0},
         "official": {**QUEUE, **SUMMED, "memory.fill": False, "memory.batch_weight": 1.0},
-        OURS: RECIPES[OURS],
+        OURS: recipe_of(OURS, setting.weights),
     }
 
 
@@ -80,10 +80,12 @@ def candidate_arms(setting: Setting) -> list[Arm]:
         "contrastive, queue, summed": {**QUEUE, **SUMMED},
         "contrastive, queue, averaged": {**QUEUE, **AVERAGED},
         "contrastive, queue, balanced, batch summed": {**QUEUE, **SUMMED, **BALANCED},
+        "contrastive, queue, balanced, batch summed, after a fifth": {**QUEUE, **SUMMED, **BALANCED, **late},
         "contrastive, queue, balanced, batch too": {**QUEUE, "loss.reduction": "balanced"},
         "contrastive, queue, balanced, after a fifth": {**QUEUE, **BALANCED, **late},
         "contrastive, moving average 0.9, summed": {**KEYED, **SUMMED},
         "contrastive, moving average 0.9, balanced": {**KEYED, **BALANCED},
+        "contrastive, moving average 0.9, balanced, batch summed": {**KEYED, **SUMMED, **BALANCED},
         "MS, no memory": {**ms, **OFF},
         "MS, queue": {**ms, **QUEUE},
         "MS, queue, after a fifth": {**ms, **QUEUE, **late},
@@ -93,7 +95,7 @@ def candidate_arms(setting: Setting) -> list[Arm]:
 
 def cost_arms(setting: Setting) -> list[Arm]:
     """Short runs to be timed: the plain queue, and `auto`."""
-    kinds = {"plain queue": {**QUEUE, **SUMMED, "memory.batch_weight": 1.0}, OURS: RECIPES[OURS]}
+    kinds = {"plain queue": {**QUEUE, **SUMMED, "memory.batch_weight": 1.0}, OURS: recipe_of(OURS, setting.weights)}
     return [
         Arm(label, {"loss.name": "contrastive", **kind, **SHORT}, choose=None, measures=("cost",), seeds=1)
         for label, kind in kinds.items()
