@@ -13,6 +13,7 @@ from xbm.study.paper.experiment import Setting
 from xbm.study.paper.page import ABSENT, BEYOND_THE_PAPER, RESULTS, drawn_from, make_page, settings_of, write_page
 from xbm.study.paper.record import Records
 from xbm.study.paper.registry import EXPERIMENTS
+from xbm.study.paper.study import Study
 
 ROOT = Path(__file__).parents[3]
 SOME = [EXPERIMENTS[name] for name in ("s-table-3", "mined", "lemma-1", "valid-negatives")]
@@ -25,6 +26,15 @@ def test_the_page_in_the_documents_is_the_one_that_its_results_give(document):
     assert (ROOT / "docs" / document.name).read_text() == page.text, "run `xbm paper report`"
     for figure in page.figures:
         assert drawn_from(ROOT / "docs" / "figures" / f"{figure.name}.svg") == chart.digest(figure.data), figure.name
+
+
+def test_the_readme_quotes_them():
+    study = Study(EXPERIMENTS["s-table-3"], Setting("cars", "efficientnet_lite0", "imagenet"), Records(ROOT / "results"))
+    found = {arm.label: study.spread(arm) for arm in study.arms}
+    without, with_memory = found["contrastive"], found["contrastive w/ M"]
+    assert len(without) == len(with_memory) == 3
+    readme = (ROOT / "README.md").read_text()
+    assert f"from R@1 {100 * without.mean:.1f} to\n  {100 * with_memory.mean:.1f}" in readme
 
 
 @pytest.fixture
