@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from xbm.models.fused.batch_norm import PLAIN, batch_norm_act
 from xbm.models.fused.branches import beside
 from xbm.models.fused.layout import readable
+from xbm.models.fused.pad import pad
 
 Model = TypeVar("Model", bound=nn.Module)
 ACTIVATIONS = {nn.Identity: "none", nn.ReLU: "relu", nn.ReLU6: "relu6"}
@@ -25,8 +26,8 @@ def fuse(model: Model) -> Model:
     """Makes batch normalisation, what follows it directly (ReLU, ReLU6), and max-pooling one op each, in place.
 
     Knows torch's BatchNorm2d and MaxPool2d, pairs of normalisation and activation in an nn.Sequential, torchvision's
-    GoogLeNet and ResNets, timm's BatchNormAct2d and our own trunks. Anything else is left alone. Fuse last: modules that
-    are put in afterwards compute in their own way.
+    GoogLeNet and ResNets, timm's BatchNormAct2d and Conv2dSame, and our own trunks. Anything else is left alone. Fuse last:
+    modules that are put in afterwards compute in their own way.
 
     Example:
         >>> from xbm.models import build_model
@@ -126,6 +127,16 @@ def _pool(self: Any, x: Tensor) -> Tensor:
     return _max_pool(x, self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode)
 
 
+def _conv_same(self: Any, x: Tensor) -> Tensor:
+    if not readable(x):
+        return type(self).forward(self, x)
+    sides: list[int] = []
+    for size, kernel, stride, dilation in zip(x.shape[2:], self.kernel_size, self.stride, self.dilation):
+        more = max((-(-size // stride) - 1) * stride + (kernel - 1) * dilation + 1 - size, 0)
+        sides = [more // 2, more - more // 2, *sides]
+    return self._conv_forward(pad(x, *sides), self.weight, self.bias)
+
+
 def _sequential(self: Any, x: Any) -> Any:
     parts = iter(self)
     part = next(parts, None)
@@ -173,6 +184,7 @@ FORWARDS: dict[str, Callable] = {
     BATCH_NORM_ACT: _timm_batch_norm_act,
     SEQUENTIAL: _sequential,
     MAX_POOL: _pool,
+    "timm.layers.conv2d_same.Conv2dSame": _conv_same,
     "torchvision.models.googlenet.BasicConv2d": _basic_conv,
     "torchvision.models.googlenet.Inception": _inception,
     "torchvision.models.resnet.BasicBlock": _basic_block,
