@@ -28,34 +28,37 @@ def batch_norm_act(
     momentum: float,
     eps: float,
     activation: str,
+    more: Tensor | None = None,  # like x
 ) -> Tensor:
-    """activation(batch norm(x)), of x's type. The running statistics move and `batches` counts one more, as in torch."""
-    return _BatchNormAct.apply(x, weight, bias, running_mean, running_var, batches, tickets, momentum, eps, activation)
+    """activation(batch norm(x) + more), of x's type. The running statistics move and `batches` counts one more, as in torch."""
+    settings = running_mean, running_var, batches, tickets, momentum, eps, activation
+    return _BatchNormAct.apply(x, weight, bias, more, *settings)
 
 
 class _BatchNormAct(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, running_mean: Tensor, running_var: Tensor, batches: Tensor,
-        tickets: Tensor, momentum: float, eps: float, activation: str,
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, more: Tensor | None, running_mean: Tensor, running_var: Tensor,
+        batches: Tensor, tickets: Tensor, momentum: float, eps: float, activation: str,
     ) -> Tensor:  # fmt: skip
         from xbm.models.fused.norm_forward import forward
 
         ctx.stride, act = pixel_stride(x), KNOWN.index(activation)
-        y, stats = forward(x, ctx.stride, weight, bias, running_mean, running_var, batches, tickets, momentum, eps, act)
-        ctx.save_for_backward(x, weight, bias, stats)
+        y, stats = forward(x, ctx.stride, weight, bias, running_mean, running_var, batches, tickets, momentum, eps, act, more)
+        ctx.save_for_backward(x, weight, bias, stats, more, None if more is None else y)
         ctx.tickets, ctx.eps, ctx.activation = tickets, eps, activation
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, bias, stats = ctx.saved_tensors
+        x, weight, bias, stats, more, y = ctx.saved_tensors
         if torch.is_grad_enabled():  # a gradient of this gradient will be asked for: torch's own formula has one
-            y = PLAIN[ctx.activation](F.batch_norm(x, None, None, weight, bias, training=True, eps=ctx.eps))
-            wanted = [t for t, needed in zip((x, weight, bias), ctx.needs_input_grad) if needed]
-            found = iter(torch.autograd.grad(y, wanted, dy, create_graph=True))
-            return *(next(found) if needed else None for needed in ctx.needs_input_grad[:3]), *(None,) * 7
+            plain = F.batch_norm(x, None, None, weight, bias, training=True, eps=ctx.eps)
+            plain = PLAIN[ctx.activation](plain if more is None else plain + more)
+            wanted = [t for t, needed in zip((x, weight, bias, more), ctx.needs_input_grad) if needed]
+            found = iter(torch.autograd.grad(plain, wanted, dy, create_graph=True))
+            return *(next(found) if needed else None for needed in ctx.needs_input_grad[:4]), *(None,) * 7
         from xbm.models.fused.norm_backward import backward
 
         act, inputs = KNOWN.index(ctx.activation), ctx.needs_input_grad[0]
-        return *backward(dy, x, ctx.stride, weight, bias, stats, ctx.tickets, act, inputs), *(None,) * 7
+        return *backward(dy, x, ctx.stride, weight, bias, stats, ctx.tickets, act, inputs, y), *(None,) * 7

@@ -57,11 +57,12 @@ def _hand_out_tickets(norm: Any) -> None:
     norm.register_buffer("tickets", tickets, persistent=False)
 
 
-def _then(norm: Any, x: Tensor, activation: str) -> Tensor:
-    """activation(norm(x)), whatever `norm` is."""
-    if _hooked(norm) or not _fits(norm, x):
-        return PLAIN[activation](norm(x))
-    return _fused(norm, x, activation)
+def _then(norm: Any, x: Tensor, activation: str, more: Tensor | None = None) -> Tensor:
+    """activation(norm(x) + more), whatever `norm` is."""
+    if _hooked(norm) or not _fits(norm, x) or not (more is None or (readable(more) and more.dtype == x.dtype)):
+        y = norm(x)
+        return PLAIN[activation](y if more is None else y.add_(more))
+    return _fused(norm, x, activation, more)
 
 
 def _hooked(module: Any) -> bool:
@@ -81,10 +82,10 @@ def _fits(norm: Any, x: Tensor) -> bool:
     )
 
 
-def _fused(norm: Any, x: Tensor, activation: str) -> Tensor:
+def _fused(norm: Any, x: Tensor, activation: str, more: Tensor | None = None) -> Tensor:
     return batch_norm_act(
         x, norm.weight, norm.bias, norm.running_mean, norm.running_var, norm.num_batches_tracked, norm.tickets,
-        norm.momentum, norm.eps, activation,
+        norm.momentum, norm.eps, activation, more,
     )  # fmt: skip
 
 
@@ -164,16 +165,21 @@ def _inception(self: Any, x: Tensor) -> Tensor:
 
 
 def _basic_block(self: Any, x: Tensor) -> Tensor:
-    y = self.bn2(self.conv2(_then(self.bn1, self.conv1(x), "relu")))
-    y += x if self.downsample is None else self.downsample(x)
-    return self.relu(y)
+    y = self.conv2(_then(self.bn1, self.conv1(x), "relu"))
+    return _joined(self, self.bn2, y, x)
 
 
 def _bottleneck(self: Any, x: Tensor) -> Tensor:
     y = _then(self.bn2, self.conv2(_then(self.bn1, self.conv1(x), "relu")), "relu")
-    y = self.bn3(self.conv3(y))
-    y += x if self.downsample is None else self.downsample(x)
-    return self.relu(y)
+    return _joined(self, self.bn3, self.conv3(y), x)
+
+
+def _joined(block: Any, norm: Any, y: Tensor, x: Tensor) -> Tensor:
+    """The end of a residual block: what it made and what came in, added and activated."""
+    more = x if block.downsample is None else block.downsample(x)
+    if _hooked(block.relu) or type(block.relu) is not nn.ReLU:
+        return block.relu(norm(y).add_(more))
+    return _then(norm, y, "relu", more)
 
 
 BATCH_NORM, BATCH_NORM_ACT = "torch.nn.modules.batchnorm.BatchNorm2d", "timm.layers.norm_act.BatchNormAct2d"

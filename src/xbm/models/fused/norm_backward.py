@@ -3,6 +3,7 @@
 
 With x̂ = (x − mean)/std and g the incoming gradient where the activation let x pass:
 ∂bias = Σ g, ∂weight = Σ g·x̂, ∂x = weight/std · (g − ∂bias/P − x̂·∂weight/P).
+Where another map was added before the activation, g is its gradient too, and is written out by the first pass.
 """
 
 import torch
@@ -43,6 +44,8 @@ def added(partials, c, here_c, C, splits, BC: tl.constexpr):
 @triton.jit(do_not_specialize=SIZES)
 def reduce(
     dy, x, weight, bias, stats,
+    y,  # the output where another map was added, else None
+    g_out,  # (P, C), out: its gradient
     partials,  # (2, splits, C), out: Σ g·x̂ and Σ g of a program's pixels
     tickets,  # (blocks,) zeros: how many programs of a block of channels are done
     of_weight, of_bias,  # (C,), out
@@ -63,7 +66,16 @@ def reduce(
         p = p.to(tl.int64)[:, None]
         v = tl.load(x + p * (stride * VEC) + c[None, :], mask=here, other=0.0).to(tl.float32)
         g = tl.load(dy + p * (dy_stride * VEC) + c[None, :], mask=here, other=0.0).to(tl.float32)
-        g = passed(g, v, mean, invstd, w, b, ACT, x.dtype.element_ty)
+        if y is None:
+            g = passed(g, v, mean, invstd, w, b, ACT, x.dtype.element_ty)
+        else:
+            at = p * C + c[None, :]
+            if ACT != NONE:
+                made = tl.load(y + at, mask=here, other=0.0).to(tl.float32)
+                g = tl.where(made <= 0.0, 0.0, g)
+                if ACT == RELU6:
+                    g = tl.where(made >= 6.0, 0.0, g)
+            tl.store(g_out + at, g.to(g_out.dtype.element_ty), mask=here)
         sums += g
         products += g * (v - mean[None, :])
     tl.store(partials + split * C + c, tl.sum(products, 0) * invstd, mask=here_c)
@@ -105,25 +117,32 @@ _reduce, _spread = Kernel(reduce, overlap=False), Kernel(spread, overlap=False)
 
 
 def backward(
-    dy: Tensor, x: Tensor, stride: int, weight: Tensor, bias: Tensor, stats: Tensor, tickets: Tensor, act: int, inputs: bool
-) -> tuple[Tensor | None, Tensor, Tensor]:
-    """The gradients of x (channels-last; None unless `inputs`), weight and bias."""
+    dy: Tensor, x: Tensor, stride: int, weight: Tensor, bias: Tensor, stats: Tensor, tickets: Tensor, act: int, inputs: bool,
+    y: Tensor | None = None,
+) -> tuple[Tensor | None, Tensor, Tensor, Tensor | None]:  # fmt: skip
+    """The gradients of x (channels-last; None unless `inputs`), weight, bias, and of a map that was added.
+
+    `y`: the output, channels-last, where a map was added; None otherwise, and its gradient too.
+    """
     dy, dy_stride = as_rows(dy)
     C, P = x.shape[1], x.numel() // x.shape[1]
     vec = vector(C, stride, dy_stride)
     of_weight, of_bias = torch.empty_like(weight), torch.empty_like(bias)
     sizes = (P, C // vec, stride // vec, dy_stride // vec)
+    of_more = None if y is None else torch.empty_like(y)
     with on(x.device):
         k = cut(P, C, tiling.SUMS, x.device)
         partials = torch.empty((2, k.splits, C), dtype=torch.float32, device=x.device)
-        tensors: tuple[Tensor, ...] = (dy, x, weight, bias, stats, partials, tickets, of_weight, of_bias)
+        tensors: tuple[Tensor | None, ...] = (dy, x, weight, bias, stats, y, of_more, partials, tickets, of_weight, of_bias)
         constants = (act, k.pixels, k.channels, vec)
         _reduce(key(x.device, tensors, k.warps, *constants), k.grid, k.warps, 1, *tensors, *sizes, k.splits, *constants)
         if not inputs:
-            return None, of_weight, of_bias
+            return None, of_weight, of_bias, of_more
+        if of_more is not None:  # what the activation let pass
+            dy, act, sizes = of_more, NONE.value, (*sizes[:3], C // vec)
         dx = torch.empty(x.shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
         k = cut(P, C, tiling.EACH, x.device)
         tensors = (dy, x, dx, weight, bias, stats, of_weight, of_bias)
         constants = (act, k.pixels, k.channels, vec)
         _spread(key(x.device, tensors, k.warps, *constants), k.grid, k.warps, 1, *tensors, *sizes, k.splits, *constants)
-    return dx, of_weight, of_bias
+    return dx, of_weight, of_bias, of_more

@@ -1,5 +1,6 @@
 # mypy: disable-error-code="no-untyped-def"
-"""Batch normalisation forward: one pass for the statistics, one that normalises and activates.
+"""Batch normalisation forward: one pass for the statistics, one that normalises, adds another map if there is one, and
+activates.
 
 Variances are sums of squares about a shift, the mean of a program's first tile, and programs' results are merged about a shift
 again (Chan, Golub and LeVeque, 1983), by the program that finishes last, always in the same order.
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from xbm.engine.triton.launch import Kernel
 from xbm.models.fused import tiling
-from xbm.models.fused.layout import vector
+from xbm.models.fused.layout import as_rows, vector
 from xbm.models.fused.tiling import SIZES, cut, key, on
 
 NONE, RELU, RELU6 = (tl.constexpr(x) for x in range(3))
@@ -119,7 +120,7 @@ def statistics(
 
 @triton.jit(do_not_specialize=SIZES)
 def normalise(
-    x, y, weight, bias, stats, P, units, stride, splits,
+    x, y, more, weight, bias, stats, P, units, stride, more_stride, splits,
     ACT: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, VEC: tl.constexpr,
 ):  # fmt: skip
     C = units * VEC
@@ -132,6 +133,9 @@ def normalise(
         here = (p < P)[:, None] & here_c[None, :]
         v = tl.load(x + p.to(tl.int64)[:, None] * (stride * VEC) + c[None, :], mask=here, other=0.0).to(tl.float32)
         v = normalised(v, mean, invstd, w, b)
+        if more is not None:
+            at = p.to(tl.int64)[:, None] * (more_stride * VEC) + c[None, :]
+            v += tl.load(more + at, mask=here, other=0.0).to(tl.float32)
         if ACT != NONE:
             v = not_below_zero(v)
         if ACT == RELU6:
@@ -144,11 +148,15 @@ _statistics, _normalise = Kernel(statistics, overlap=False), Kernel(normalise, o
 
 def forward(
     x: Tensor, stride: int, weight: Tensor, bias: Tensor, running_mean: Tensor, running_var: Tensor, batches: Tensor,
-    tickets: Tensor, momentum: float, eps: float, act: int,
+    tickets: Tensor, momentum: float, eps: float, act: int, more: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The activated map, channels-last, and (2, C): mean and 1/√(variance + eps). The running statistics move."""
+    """The activated map, channels-last, and (2, C): mean and 1/√(variance + eps). The running statistics move.
+
+    `more`: a map that is added before the activation.
+    """
     C, P = x.shape[1], x.numel() // x.shape[1]
-    vec = vector(C, stride)
+    more, more_stride = (None, C) if more is None else as_rows(more)
+    vec = vector(C, stride, more_stride)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
     stats = torch.empty((2, C), dtype=torch.float32, device=x.device)
     with on(x.device):
@@ -160,9 +168,9 @@ def forward(
         same = key(x.device, tensors, k.warps, *constants)
         _statistics(same, k.grid, k.warps, 1, *tensors, *sizes, float(momentum), float(eps), *constants)
         k = cut(P, C, tiling.EACH, x.device)
-        tensors = (x, y, weight, bias, stats)
+        maps = (x, y, more, weight, bias, stats)
         constants = (act, k.pixels, k.channels, vec)
-        same = key(x.device, tensors, k.warps, *constants)
-        _normalise(same, k.grid, k.warps, 1, *tensors, *sizes[:3], k.splits, *constants)
+        same = key(x.device, maps, k.warps, *constants)
+        _normalise(same, k.grid, k.warps, 1, *maps, *sizes[:3], more_stride // vec, k.splits, *constants)
     torch.autograd.graph.increment_version((running_mean, running_var, batches))
     return y, stats

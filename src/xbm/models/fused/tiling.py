@@ -13,7 +13,8 @@ from torch import Tensor
 
 from xbm.engine.triton import plan
 
-SIZES = ["P", "units", "stride", "dy_stride", "splits", "H", "W", "OH", "OW"]  # no new kernel for each of their values
+# no new kernel for each of their values
+SIZES = ["P", "units", "stride", "dy_stride", "more_stride", "splits", "H", "W", "OH", "OW"]
 
 
 class Kind(NamedTuple):
@@ -58,11 +59,11 @@ def channel_block(C: int) -> int:
     return min(cost, key=lambda block: triton.cdiv(C, block) * block * cost[block])
 
 
-def key(device: torch.device, tensors: tuple[Tensor, ...], *constants: Any) -> tuple | None:
+def key(device: torch.device, tensors: tuple[Tensor | None, ...], *constants: Any) -> tuple | None:
     """What tells compiled kernels apart; None where a tensor does not start at a multiple of 16 bytes."""
-    if any(x.data_ptr() % 16 for x in tensors):
+    if any(x is not None and x.data_ptr() % 16 for x in tensors):
         return None
-    return (device, *(x.dtype for x in tensors), *constants)
+    return (device, *(None if x is None else x.dtype for x in tensors), *constants)
 
 
 def on(device: torch.device) -> AbstractContextManager:
