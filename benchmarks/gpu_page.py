@@ -19,7 +19,9 @@ every repeat. This page is written from them by `python -m benchmarks.gpu_page`.
 A step of the loss is forward and backward of 64 anchors. "Few valid" pairs are a few thousand, as in training; "every" is the
 worst case. "In a graph" is what training does. "Called plainly" is bound by the host, not by the GPU: beside it stands what a
 function of autograd that computes nothing costs on the same machine, and the same with
-`torch.autograd.set_multithreading_enabled(False)`, which keeps torch from handing the backward pass to another thread.
+`torch.autograd.set_multithreading_enabled(False)`, which keeps torch from handing the backward pass to another thread. A step
+that trains a network starts autograd once anyway, for the network: `with_gradient` makes loss and gradient without starting it,
+and `anchors.backward(gradient)` goes on.
 """
 
 

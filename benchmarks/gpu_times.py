@@ -4,6 +4,7 @@ python -m benchmarks.gpu_times PART DIR
 """
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,11 @@ def steps(loss: PairLoss, s: Scene, stats: bool = False) -> list[Call]:
     return [against(memory) for memory in s.memories]
 
 
+def direct(loss: PairLoss, s: Scene) -> list[Call]:
+    """Loss and gradient against each of the scene's memories, without autograd: in training it goes on from the anchors."""
+    return [partial(loss.with_gradient, s.anchors, s.labels, memory, ids=s.ids) for memory in s.memories]
+
+
 def in_graph(calls: list[Call], floor: float | None = None, **options: Any) -> dict[str, Any]:
     found = timed([captured(call) for call in calls], **options)
     return {**found, "over_reading": found["ms"] / floor} if floor else found
@@ -59,6 +65,7 @@ def size(out: Path, name: str) -> None:
                 record.add(f"{kind}, valid pairs", lambda cls=cls: valid_pairs(cls(), s))
                 record.add(f"{kind}, few valid, called plainly", lambda calls=calls: timed(calls))
                 record.add(f"{kind}, few valid, called plainly, autograd in one thread", lambda calls=calls: alone(calls))
+                record.add(f"{kind}, few valid, with_gradient, called plainly", lambda cls=cls: timed(direct(cls(), s)))
                 record.add(f"{kind}, extra memory", lambda calls=calls: {"MB": extra_megabytes(calls[0])})
             record.add(f"{kind}, {valid} valid, in a graph", lambda calls=calls: in_graph(calls, floor))
     record.add("contrastive, statistics too, in a graph", lambda: in_graph(steps(ContrastiveLoss(), s, stats=True), floor))

@@ -57,6 +57,9 @@ def test_value_and_gradient_equal_float64_autograd(name, reduction, bank, exclud
     assert value > 0
     assert torch.allclose(loss, value, atol=1e-10, rtol=1e-10)
     assert torch.allclose(s.anchors.grad, gradient, atol=1e-10, rtol=0)
+    alone, direct = loss_fn.with_gradient(s.anchors, s.labels, s.memory if bank else None, ids=s.ids)
+    assert torch.allclose(alone, value, atol=1e-10, rtol=1e-10) and torch.allclose(direct, gradient, atol=1e-10, rtol=0)
+    assert not alone.requires_grad and not direct.requires_grad
     # a valid pair is one with a non-zero weight
     S = s.anchors.detach() @ (s.memory.rows if bank else s.anchors).detach().T
     w = loss_fn.weights(S, positive, negative)
@@ -339,3 +342,17 @@ def test_every_loss_compiles_into_one_graph(name):
     expected.backward()
     got.backward()
     assert torch.allclose(expected, got) and torch.allclose(s.anchors.grad, twin.grad)
+
+
+def test_the_gradient_alone_is_refused_where_the_rows_have_one_too():
+    memory = CrossBatchMemory(4, 3, update="backprop")
+    with pytest.raises(InputError, match=r"update='backprop' has a gradient for the memory's rows too: call the loss"):
+        ContrastiveLoss().with_gradient(torch.eye(3), torch.arange(3), memory, ids=torch.arange(3))
+
+
+def test_the_gradient_alone_of_no_anchors_and_without_a_graph():
+    loss, gradient = ContrastiveLoss().with_gradient(torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64))
+    assert loss == 0 and gradient.shape == (0, 3)
+    with torch.no_grad():
+        loss, gradient = ContrastiveLoss().with_gradient(torch.eye(2)[[0, 0]], torch.tensor([0, 1]))
+    assert loss == 0.5 and gradient.tolist() == [[1.0, 0.0], [1.0, 0.0]]

@@ -71,6 +71,20 @@ def compare(loss: Loss, anchors: Tensor, pairing: Pairing, engine: str, stats: b
     return value, tuple(statistics)
 
 
+def gradient(loss: Loss, anchors: Tensor, pairing: Pairing, engine: str) -> tuple[Tensor, Tensor]:
+    """The mean loss and its gradient in the anchors, outside autograd."""
+    in_batch = pairing.rows is anchors
+    if pairing.sound is None and anchors.shape[0]:
+        from xbm.engine import triton
+
+        return triton.gradient(loss, anchors.detach(), pairing, in_batch)
+    with torch.enable_grad():
+        leaf = anchors.detach().requires_grad_()
+        value, _ = compare(loss, leaf, pairing._replace(rows=leaf) if in_batch else pairing, engine, False)
+        (found,) = torch.autograd.grad(value, leaf)
+    return value.detach(), found
+
+
 def pairing_inputs(p: Pairing) -> tuple[Tensor | None, ...]:
     return p.rows, p.row_labels, p.stamps, p.labels, p.sound, p.ids, p.row_ids, p.own
 
@@ -82,4 +96,4 @@ def dense_weights(loss: Loss, S: Tensor, positive: Tensor, negative: Tensor) -> 
         return (found.positive_weights + found.negative_weights).T
 
 
-__all__ = ["ENGINES", "Pairing", "chosen", "compare", "dense_weights", "has_kernels"]
+__all__ = ["ENGINES", "Pairing", "chosen", "compare", "dense_weights", "gradient", "has_kernels"]

@@ -98,6 +98,36 @@ class PairLoss(nn.Module):
         unsound = stats[5] if pairing.sound is None else pairing.unsound()
         return loss, PairStats(positives, negatives, hardest, easiest_positive, hardest_positive, unsound)
 
+    def with_gradient(
+        self,
+        anchors: Tensor,
+        labels: Tensor,
+        memory: CrossBatchMemory | None = None,
+        *,
+        ids: Tensor | None = None,
+        exclude: str | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """The loss and its gradient in the anchors, as plain tensors: `anchors.backward(gradient)` goes on from there.
+
+        The same as calling the loss and then `loss.backward()`, without what autograd costs the host for it: on a GPU that is
+        more than the kernels take.
+
+        Example:
+            >>> from xbm import ContrastiveLoss
+            >>> anchors = torch.eye(4)[[0, 0, 1, 2]].requires_grad_()
+            >>> loss, gradient = ContrastiveLoss().with_gradient(anchors, torch.tensor([0, 0, 1, 1]))
+            >>> anchors.backward(gradient)
+            >>> loss.item(), torch.equal(anchors.grad, gradient)
+            (0.5, True)
+
+        Raises:
+            InputError: anything that does not fit, among it a memory whose rows have a gradient of their own.
+        """
+        if memory is not None and memory.rows.requires_grad:
+            raise InputError(f"update={memory.update!r} has a gradient for the memory's rows too: call the loss and backward()")
+        pairing = self.pair(anchors, labels, memory, ids, exclude)
+        return engines.gradient(self, anchors, pairing, self.engine)
+
     def weights(self, S: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
         """The paper's w_ij: m·∂L/∂S_ij for negatives, −m·∂L/∂S_ij for positives, 0 elsewhere.
 

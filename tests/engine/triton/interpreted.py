@@ -64,4 +64,8 @@ def check(loss_fn, anchors, labels, memory, ids, exclude=None, tolerance=1e-5):
     assert int(found.unsound) == 0
     plain = loss_fn(anchors, labels, memory, ids=ids, exclude=exclude)  # without statistics: tiles may be skipped
     assert abs(plain.detach() - loss.detach()) <= 1e-6 * max(1.0, abs(float(value)))
+    if of_rows is None:
+        alone, direct = loss_fn.with_gradient(anchors, labels, memory, ids=ids, exclude=exclude)
+        assert torch.equal(alone, plain.detach()) and not alone.requires_grad and direct.dtype == anchors.dtype
+        assert (3 * direct.double() - gradient).norm() <= tolerance * gradient.norm() + 1e-12
     return loss

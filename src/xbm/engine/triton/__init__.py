@@ -43,19 +43,25 @@ def compare(loss: Any, anchors: Tensor, pairing: Pairing, stats: bool) -> tuple[
     """The mean loss, differentiable in the anchors and in the rows; five statistics and the number of unsound anchors."""
     in_batch = pairing.rows is anchors
     if torch.compiler.is_compiling():
-        pointer, latest = pairing.latest or (None, None)
         grad = torch.is_grad_enabled()
-        value, _, _, counts, extremes, unsound = node(
-            anchors, anchors.detach() if in_batch else pairing.rows, pairing.row_labels, pairing.stamps, pairing.labels,
-            pairing.ids, pairing.row_ids, pairing.own, pointer, latest, loss.spec, stats, in_batch,
-            grad and anchors.requires_grad, grad and not in_batch and pairing.rows.requires_grad,
-        )  # fmt: skip
+        wanted = grad and anchors.requires_grad, grad and not in_batch and pairing.rows.requires_grad
+        value, _, _, counts, extremes, unsound = _as_node(loss, anchors, pairing, stats, in_batch, *wanted)
     else:
         found = _Compare.apply(anchors, None if in_batch else pairing.rows, pairing, loss, stats)
         if not stats:
             return found, ()
         value, counts, extremes, unsound = found
     return value, (*counts, *extremes, unsound) if stats else ()
+
+
+def gradient(loss: Any, anchors: Tensor, pairing: Pairing, in_batch: bool) -> tuple[Tensor, Tensor]:
+    """The mean loss and its gradient in the anchors, from one pass."""
+    with torch.no_grad():
+        if torch.compiler.is_compiling():
+            value, found, *_ = _as_node(loss, anchors, pairing, False, in_batch, True, False)
+            return value, found
+        made = step(loss, anchors, pairing, False, in_batch, True, False)
+    return made.loss, made.gradient
 
 
 class _Compare(torch.autograd.Function):
@@ -88,6 +94,16 @@ def _scaled(ctx: Any, gradients: tuple[Tensor, Tensor | None], upstream: Tensor)
     of_anchors, of_rows = gradients
     for_anchors = of_anchors * upstream if ctx.needs_input_grad[0] else None
     return for_anchors, of_rows * upstream if of_rows is not None and ctx.needs_input_grad[1] else None
+
+
+def _as_node(
+    loss: Any, anchors: Tensor, pairing: Pairing, stats: bool, in_batch: bool, of_anchors: bool, of_rows: bool
+) -> list[Tensor]:
+    pointer, latest = pairing.latest or (None, None)
+    return node(
+        anchors, anchors.detach() if in_batch else pairing.rows, pairing.row_labels, pairing.stamps, pairing.labels,
+        pairing.ids, pairing.row_ids, pairing.own, pointer, latest, loss.spec, stats, in_batch, of_anchors, of_rows,
+    )  # fmt: skip
 
 
 @torch.library.custom_op("xbm::triton_compare", mutates_args=())
@@ -198,4 +214,4 @@ def _(embeddings, labels, ids, mask, rows, row_labels, row_ids, stamps, pointer,
     return None
 
 
-__all__ = ["INTERPRETED", "compare", "enqueue", "newest_copies", "supports"]
+__all__ = ["INTERPRETED", "compare", "enqueue", "gradient", "newest_copies", "supports"]
