@@ -14,6 +14,11 @@ PLAIN: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": lambda y: F.relu(y, inplace=True),
     "relu6": lambda y: F.relu6(y, inplace=True),
 }
+LET_PASS: dict[str, Callable[[Tensor], Tensor]] = {  # where an output says that its gradient goes on
+    "none": torch.ones_like,
+    "relu": lambda y: y > 0,
+    "relu6": lambda y: (y > 0) & (y < 6),
+}
 KNOWN = tuple(PLAIN)  # in the order in which the kernels count them
 
 
@@ -45,19 +50,26 @@ class _BatchNormAct(torch.autograd.Function):
 
         ctx.stride, act = pixel_stride(x), KNOWN.index(activation)
         y, stats = forward(x, ctx.stride, weight, bias, running_mean, running_var, batches, tickets, momentum, eps, act, more)
-        ctx.save_for_backward(x, weight, bias, stats, more, None if more is None else y)
+        ctx.save_for_backward(x, weight, bias, stats, None if more is None else y)
         ctx.tickets, ctx.eps, ctx.activation = tickets, eps, activation
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, bias, stats, more, y = ctx.saved_tensors
+        x, weight, bias, stats, y = ctx.saved_tensors
         if torch.is_grad_enabled():  # a gradient of this gradient will be asked for: torch's own formula has one
             plain = F.batch_norm(x, None, None, weight, bias, training=True, eps=ctx.eps)
-            plain = PLAIN[ctx.activation](plain if more is None else plain + more)
-            wanted = [t for t, needed in zip((x, weight, bias, more), ctx.needs_input_grad) if needed]
-            found = iter(torch.autograd.grad(plain, wanted, dy, create_graph=True))
-            return *(next(found) if needed else None for needed in ctx.needs_input_grad[:4]), *(None,) * 7
+            if y is None:
+                plain = PLAIN[ctx.activation](plain)
+            else:
+                dy = dy * LET_PASS[ctx.activation](y)
+            wanted = [t for t, needed in zip((x, weight, bias), ctx.needs_input_grad) if needed]
+            found = iter(torch.autograd.grad(plain, wanted, dy, create_graph=True) if wanted else ())
+            return (
+                *(next(found) if needed else None for needed in ctx.needs_input_grad[:3]),
+                dy if y is not None else None,
+                *(None,) * 7,
+            )
         from xbm.models.fused.norm_backward import backward
 
         act, inputs = KNOWN.index(ctx.activation), ctx.needs_input_grad[0]
