@@ -29,7 +29,7 @@ from xbm.train.share import share_gradients
 Batch = tuple[Tensor, Tensor, Tensor]  # images, labels, ids
 TALLY = ("loss", "batch_loss", "memory_loss", "valid_negatives_batch", "valid_negatives_memory", "valid_positives_memory")
 COUNTS = slice(3, None)  # those of them that count pairs
-LONG = 10_000  # iterations from which it pays to try, for half a minute, every way to do each convolution
+LONG = 10_000  # iterations from which it pays to let cuDNN try every way to do each convolution
 PROBES = 32  # images whose drift is watched
 # between a run and its resume
 MAY_CHANGE = {"device", "data.root", "data.store", "data.feed", "optim.iterations", "log.checkpoint_every", "log.wandb"}
