@@ -23,10 +23,17 @@ def passed(dy, x, mean, invstd, weight, bias, ACT: tl.constexpr, TYPE: tl.conste
     """The gradient before the activation. The output is made anew, rounded as it was stored."""
     g = dy
     if ACT != NONE:
-        y = normalised(x, mean, invstd, weight, bias).to(TYPE).to(tl.float32)
-        g = tl.where(y <= 0.0, 0.0, g)
-        if ACT == RELU6:
-            g = tl.where(y >= 6.0, 0.0, g)
+        g = masked(g, normalised(x, mean, invstd, weight, bias).to(TYPE), ACT)
+    return g
+
+
+@triton.jit
+def masked(g, y, ACT: tl.constexpr):
+    """The gradient where the activation, whose output was y, let its input pass."""
+    y = y.to(tl.float32)
+    g = tl.where(y <= 0.0, 0.0, g)
+    if ACT == RELU6:
+        g = tl.where(y >= 6.0, 0.0, g)
     return g
 
 
@@ -71,10 +78,7 @@ def reduce(
         else:
             at = p * C + c[None, :]
             if ACT != NONE:
-                made = tl.load(y + at, mask=here, other=0.0).to(tl.float32)
-                g = tl.where(made <= 0.0, 0.0, g)
-                if ACT == RELU6:
-                    g = tl.where(made >= 6.0, 0.0, g)
+                g = masked(g, tl.load(y + at, mask=here, other=0.0), ACT)
             tl.store(g_out + at, g.to(g_out.dtype.element_ty), mask=here)
         sums += g
         products += g * (v - mean[None, :])
