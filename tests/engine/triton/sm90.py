@@ -31,7 +31,7 @@ class Compiled(NamedTuple):
     spilled: int  # bytes of a thread's stack
     tensor_cores: int  # instructions
     fetches_ahead: bool
-    waits: bool  # for the kernels before it, whose end it need not have been started after
+    races: bool  # it is started before the kernels ahead of it have ended, and does not wait for them
     torn: bool  # a tile is overwritten by one that is fetched ahead before its last use: the compiler does not always see it
 
     def __str__(self) -> str:
@@ -49,7 +49,7 @@ def recorded() -> Iterator[list[tuple]]:
 
     def note(self: Kernel, key: Any, grid: tuple, warps: int, stages: int, *arguments: Any) -> None:
         assert all(0 < side < 65536 for side in grid[1:]) and 0 < grid[0] < 1 << 31
-        launches.append((self.jitted, warps, stages, arguments))
+        launches.append((self, warps, stages, arguments))
 
     call, resources = Kernel.__call__, plan.resources
     Kernel.__call__, plan.resources = note, lambda device: (PROCESSORS, SHARED)  # type: ignore[method-assign,assignment]
@@ -61,7 +61,8 @@ def recorded() -> Iterator[list[tuple]]:
         Kernel.__call__, plan.resources = call, resources  # type: ignore[method-assign]
 
 
-def compiled(jitted: Any, warps: int, stages: int, arguments: tuple) -> Compiled:
+def compiled(kernel: Kernel, warps: int, stages: int, arguments: tuple) -> Compiled:
+    jitted = kernel.jitted
     signature, constants, attributes = {}, {}, {}
     for place, (parameter, value) in enumerate(zip(jitted.params, arguments, strict=True)):
         name = parameter.name
@@ -87,7 +88,7 @@ def compiled(jitted: Any, warps: int, stages: int, arguments: tuple) -> Compiled
     torn = _torn(found.asm["ttgir"], stages)
     return Compiled(
         jitted.__name__, found.metadata.shared, registers, stack, cores, "cp.async.c" in ptx or "cp.async.bulk" in ptx,
-        "griddepcontrol.wait" in re.split(r"\bld\.global|\bst\.global|\bcp\.async", ptx)[0], torn,
+        kernel.overlap and "griddepcontrol.wait" not in re.split(r"\bld\.global|\bst\.global|\bcp\.async", ptx)[0], torn,
     )  # fmt: skip
 
 

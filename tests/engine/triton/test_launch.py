@@ -51,7 +51,7 @@ def _no_gpu(monkeypatch):
     monkeypatch.setattr(launch.triton.runtime, "driver", Driver)
 
 
-COMPILED = ((2, 3, 1), (1, 2.5), {"num_warps": 8, "num_stages": 3, "launch_pdl": launch.OVERLAP})
+COMPILED = ((2, 3, 1), (1, 2.5), {"num_warps": 8, "num_stages": 3, "launch_pdl": False})
 
 
 def start(kernel, *keys):
@@ -63,6 +63,12 @@ def test_a_kernel_is_compiled_once_a_key():
     jitted = Jitted()
     start(launch.Kernel(jitted), "a", "a", "b", None, None)
     assert jitted.calls == [COMPILED, ("directly", (2, 3, 1), (1, 2.5)), COMPILED, COMPILED, COMPILED]
+
+
+def test_a_kernel_overlaps_with_the_one_ahead_only_if_it_says_that_it_waits():
+    jitted = Jitted()
+    start(launch.Kernel(jitted, overlap=True), "a")
+    assert jitted.calls[0][2]["launch_pdl"] == launch.OVERLAP
 
 
 def test_where_somebody_watches_or_scratch_is_needed_triton_starts_it(monkeypatch):

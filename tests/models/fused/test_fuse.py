@@ -124,7 +124,7 @@ def check(call, spilled):
     found = compile_step(call)
     for kernel in found:
         print(kernel)
-        assert kernel.shared <= SHARED and kernel.spilled <= spilled, kernel
+        assert kernel.shared <= SHARED and kernel.spilled <= spilled and not kernel.races, kernel
     return found
 
 

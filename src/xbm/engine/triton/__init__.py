@@ -154,7 +154,7 @@ def _backward(ctx: Any, grads: list[Tensor]) -> tuple[Tensor | None, ...]:
 
 node.register_autograd(_backward, setup_context=_setup)
 
-_enqueue = Kernel(queue.enqueue)
+_enqueue = Kernel(queue.enqueue, overlap=True)
 
 
 def enqueue(

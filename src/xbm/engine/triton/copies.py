@@ -48,7 +48,7 @@ def settle(ids, pointer, table, newest, slots, m, M, PLACES: tl.constexpr, BM: t
     tl.store(slots + i, tl.where(best > 0, slot, -1).to(tl.int64), mask=i < m)
 
 
-_mark, _seek, _settle = Kernel(positives.mark), Kernel(seek), Kernel(settle)
+_mark, _seek, _settle = (Kernel(each, overlap=True) for each in (positives.mark, seek, settle))
 
 
 def newest_copies(ids: Tensor, row_ids: Tensor, stamps: Tensor, pointer: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ class Kernel:
             That hides a microsecond or two, and takes room on the processors from whatever runs beside.
     """
 
-    def __init__(self, jitted: Any, overlap: bool = True) -> None:
+    def __init__(self, jitted: Any, overlap: bool = False) -> None:
         self.jitted, self.overlap = jitted, overlap and OVERLAP
         self.compiled: dict[int | tuple, Callable] = {}
 

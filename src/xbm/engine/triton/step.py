@@ -24,9 +24,13 @@ from xbm.engine.triton import crowded, finish, negatives, positives, rows, tiles
 from xbm.engine.triton.launch import Kernel, number
 from xbm.engine.triton.plan import COLUMNS, PARTS, PLACES, Plan, plan
 
-mark, count, enlist = Kernel(positives.mark), Kernel(positives.count), Kernel(positives.enlist)
-meet = Kernel(negatives.meet)
-end, spread, clean, crowd = Kernel(finish.finish), Kernel(rows.spread), Kernel(rows.clean), Kernel(crowded.crowded)
+mark, count, enlist, meet, end, spread, clean, crowd = (
+    Kernel(each, overlap=True)
+    for each in (
+        positives.mark, positives.count, positives.enlist, negatives.meet, finish.finish, rows.spread, rows.clean,
+        crowded.crowded,
+    )
+)  # fmt: skip
 
 BOTH, CONTRASTIVE, MULTI_SIMILARITY, TRIPLET = range(4)  # as in tiles.py
 NO_SLOT, GIVEN_SLOT, NEWEST_ROWS, SAME_PLACE = range(4)

@@ -78,7 +78,7 @@ def gather(
         tl.store(dx + p.to(tl.int64)[:, None] * C + c, g.to(dx.dtype.element_ty), mask=(p < P)[:, None] & (c < C))
 
 
-_pool, _gather = Kernel(pool, overlap=False), Kernel(gather, overlap=False)
+_pool, _gather = Kernel(pool), Kernel(gather)
 
 
 def pooled_size(size: int, kernel: int, stride: int, padding: int, ceil_mode: bool) -> int:

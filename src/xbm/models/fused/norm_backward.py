@@ -117,7 +117,7 @@ def spread(
         tl.store(dx + p * C + c[None, :], g.to(dx.dtype.element_ty), mask=here)
 
 
-_reduce, _spread = Kernel(reduce, overlap=False), Kernel(spread, overlap=False)
+_reduce, _spread = Kernel(reduce), Kernel(spread)
 
 
 def backward(

@@ -143,7 +143,7 @@ def normalise(
         tl.store(y + p.to(tl.int64)[:, None] * C + c[None, :], v.to(y.dtype.element_ty), mask=here)
 
 
-_statistics, _normalise = Kernel(statistics, overlap=False), Kernel(normalise, overlap=False)
+_statistics, _normalise = Kernel(statistics), Kernel(normalise)
 
 
 def forward(
