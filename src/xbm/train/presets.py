@@ -54,14 +54,14 @@ RECIPES: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 # A pretrained trunk moves an image's embedding little between two visits: there `auto` averages its views.
-AVERAGED = {"memory.update": "moving_average", "memory.momentum": 0.9}
+SLOTS = {"memory.update": "moving_average", "memory.ratio": 1.0, "memory.momentum": 0.9}
 
 
 def recipe_of(name: str, weights: str) -> dict[str, Any]:
     """What a recipe says, for a trunk that starts from these weights."""
     if name not in RECIPES:
         raise unknown("recipe", name, RECIPES)
-    return {**RECIPES[name], **AVERAGED} if name == "auto" and weights != "none" else RECIPES[name]
+    return {**RECIPES[name], **SLOTS} if name == "auto" and weights != "none" else RECIPES[name]
 
 
 def preset(

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from xbm.study.paper.experiment import AVERAGE, OFF, QUEUE, SMALL, Arm, Setting
+from xbm.study.paper.experiment import OFF, QUEUE, SMALL, Arm, Setting
+from xbm.train.presets import SLOTS
 
 LOSSES = {"contrastive": "contrastive", "triplet": "triplet", "MS": "multi_similarity"}
 SUMMED = {"loss.reduction": "sum"}
@@ -12,7 +13,7 @@ FULL = {**QUEUE, "memory.ratio": 1.0}  # the paper's R_M = 1
 
 def memory_of(setting: Setting) -> dict[str, Any]:
     """The memory of the paper's "w/ M" rows: Table 7 gives m = 0.9 for CUB and Cars, a queue for the others."""
-    return AVERAGE if setting.data in ("cub", "cars") else QUEUE
+    return SLOTS if setting.data in ("cub", "cars") else QUEUE
 
 
 def loss_arms(setting: Setting) -> list[Arm]:

@@ -19,7 +19,6 @@ CHOOSING_SEED = 0
 SMALL = ("omniglot", "glyphs")  # little drawings: a small net from scratch
 OFF = {"memory.ratio": 0.0}
 QUEUE = {"memory.update": "queue"}
-AVERAGE = {"memory.update": "moving_average", "memory.ratio": 1.0, "memory.momentum": 0.9}
 
 # One recipe for all comparisons: the loss of the batch and that against the memory, added with equal weight.
 RECIPE = {"memory.batch_weight": 1.0, "log.every": 50, "log.checkpoint_every": 1000}

@@ -12,7 +12,7 @@ from xbm.study.paper.cost import SHORT
 from xbm.study.paper.experiment import CHOOSING_SEED, HOLDOUT, OFF, Arm, Experiment, Setting, base, grid
 from xbm.study.paper.study import Spread, Study, paired
 from xbm.train.config import flat
-from xbm.train.presets import preset, recipe_of
+from xbm.train.presets import SLOTS, preset, recipe_of
 
 LOSSES = {"contrastive": "contrastive", "MS": "multi_similarity"}
 AVERAGED = {"loss.reduction": "mean"}
@@ -20,7 +20,6 @@ BALANCED = {"memory.reduction": "balanced"}  # the batch's loss is that of the b
 REDUCTIONS = ("loss.reduction", ("sum", "mean"))  # without memory: the better one on the held-out classes is compared with
 BARE = "no memory"
 QUEUE = {"memory.update": "queue", "memory.momentum": None, "memory.ratio": 1.0}
-KEYED = {"memory.update": "moving_average", "memory.ratio": 1.0, "memory.momentum": 0.9}
 AT_ONCE = {"memory.start": 0, "memory.fill": False}
 NOISE = {"data.noise": 0.1}
 SETTINGS = ("cars", "omniglot", "glyphs")
@@ -83,13 +82,13 @@ def candidate_arms(setting: Setting) -> list[Arm]:
         "contrastive, queue, balanced, batch summed, after a fifth": {**QUEUE, **SUMMED, **BALANCED, **late},
         "contrastive, queue, balanced, batch too": {**QUEUE, "loss.reduction": "balanced"},
         "contrastive, queue, balanced, after a fifth": {**QUEUE, **BALANCED, **late},
-        "contrastive, moving average 0.9, summed": {**KEYED, **SUMMED},
-        "contrastive, moving average 0.9, balanced": {**KEYED, **BALANCED},
-        "contrastive, moving average 0.9, balanced, batch summed": {**KEYED, **SUMMED, **BALANCED},
+        "contrastive, moving average 0.9, summed": {**SLOTS, **SUMMED},
+        "contrastive, moving average 0.9, balanced": {**SLOTS, **BALANCED},
+        "contrastive, moving average 0.9, balanced, batch summed": {**SLOTS, **SUMMED, **BALANCED},
         "MS, no memory": {**ms, **OFF},
         "MS, queue": {**ms, **QUEUE},
         "MS, queue, after a fifth": {**ms, **QUEUE, **late},
-        "MS, moving average 0.9": {**ms, **KEYED},
+        "MS, moving average 0.9": {**ms, **SLOTS},
     })  # fmt: skip
 
 
