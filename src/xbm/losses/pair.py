@@ -99,14 +99,9 @@ class PairLoss(nn.Module):
         return loss, PairStats(positives, negatives, hardest, easiest_positive, hardest_positive, unsound)
 
     def with_gradient(
-        self,
-        anchors: Tensor,
-        labels: Tensor,
-        memory: CrossBatchMemory | None = None,
-        *,
-        ids: Tensor | None = None,
-        exclude: str | None = None,
-    ) -> tuple[Tensor, Tensor]:
+        self, anchors: Tensor, labels: Tensor, memory: CrossBatchMemory | None = None, *,
+        ids: Tensor | None = None, exclude: str | None = None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """The loss and its gradient in the anchors, as plain tensors: `anchors.backward(gradient)` goes on from there.
 
         The same as calling the loss and then `loss.backward()`, without what autograd costs the host for it: on a GPU that is
