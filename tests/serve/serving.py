@@ -24,6 +24,4 @@ def running(searchers: list[Searcher]) -> Iterator[str]:
             time.sleep(0.01)
         yield f"http://127.0.0.1:{opened.getsockname()[1]}/"
         server.should_exit = True
-        thread.join(timeout=5)
-        server.force_exit = True  # a browser may keep a connection open that nothing will come through any more
         thread.join()

@@ -1,6 +1,7 @@
 import math
-import time
+from types import SimpleNamespace
 
+from xbm.train import console as console_module
 from xbm.train.config import Config, override
 from xbm.train.console import Console
 
@@ -13,7 +14,7 @@ ROW = {
 
 def test_a_line_tells_speed_time_left_loss_negatives_drift_and_recall(monkeypatch, capsys):
     now = 100.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
+    monkeypatch.setattr(console_module, "time", SimpleNamespace(monotonic=lambda: now))
     with Console(CONFIG, start=10, quiet=False) as console:
         console.show(ROW)
         now = 105.0
@@ -34,7 +35,7 @@ def test_without_memory_nothing_is_said_of_it():
 
 def test_quiet_says_nothing(monkeypatch, capsys):
     now = 0.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
+    monkeypatch.setattr(console_module, "time", SimpleNamespace(monotonic=lambda: now))
     with Console(CONFIG, 0, quiet=True) as console:
         console.say("scoring")
         now = 60.0
