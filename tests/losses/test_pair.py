@@ -9,6 +9,7 @@ import xbm.engine.streaming as streaming
 from known import NAMES
 from xbm import ContrastiveLoss, CrossBatchMemory, InputError, MultiSimilarityLoss, TripletLoss
 from xbm.losses import LOSSES
+from xbm.losses.pair import REDUCTIONS
 
 # how the streaming engine may go about it: rows per tile, share of negatives added singly, share of positives listed
 WAYS = {
@@ -41,10 +42,17 @@ def oracle(loss_fn, s, exclude, bank):
     return value.detach(), v.grad, positive, negative
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_a_loss_says_whether_its_reductions_are_one(name):
+    s = scene()
+    values = {LOSSES[name](reduction=reduction)(s.anchors, s.labels, s.memory, ids=s.ids).item() for reduction in REDUCTIONS}
+    assert LOSSES[name].one_reduction == (len(values) == 1)
+
+
 @pytest.mark.parametrize("way", [*WAYS, "reference"])
 @pytest.mark.parametrize("exclude", ["instance", "copy"])
 @pytest.mark.parametrize("bank", [True, False], ids=["bank", "batch"])
-@pytest.mark.parametrize("reduction", ["sum", "mean", "balanced"])
+@pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize("name", NAMES)
 def test_value_and_gradient_equal_float64_autograd(name, reduction, bank, exclude, way, monkeypatch):
     if way != "reference":

@@ -19,6 +19,7 @@ class CircleLoss(PairLoss):
     """
 
     name = "circle"
+    one_reduction = True
     hyperparameters = ("margin", "gamma")
 
     def __init__(self, margin: float = 0.25, gamma: float = 80.0, **shared: str) -> None:

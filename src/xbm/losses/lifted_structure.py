@@ -17,6 +17,7 @@ class LiftedStructureLoss(PairLoss):
     """
 
     name = "lifted_structure"
+    one_reduction = True
     hyperparameters = ("base",)
 
     def __init__(self, base: float = 0.5, **shared: str) -> None:

@@ -23,6 +23,7 @@ class MultiSimilarityLoss(PairLoss):
     """
 
     name = "multi_similarity"
+    one_reduction = True
     hyperparameters = ("alpha", "beta", "base", "epsilon", "mining")
 
     def __init__(

@@ -18,6 +18,7 @@ class NPairsLoss(PairLoss):
     """
 
     name = "n_pairs"
+    one_reduction = True
     hyperparameters = ("temperature",)
 
     def __init__(self, temperature: float = 0.1, **shared: str) -> None:

@@ -35,6 +35,7 @@ class PairLoss(nn.Module):
     name: ClassVar[str]
     hyperparameters: ClassVar[tuple[str, ...]] = ()
     ranks_positives: ClassVar[bool] = False
+    one_reduction: ClassVar[bool] = False  # all reductions are the same
     spec: str  # the loss as text, see `engine.terms.from_spec`; always that of the hyper-parameters as they are
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

@@ -19,6 +19,7 @@ class SupConLoss(PairLoss):
     """
 
     name = "sup_con"
+    one_reduction = True
     hyperparameters = ("temperature",)
 
     def __init__(self, temperature: float = 0.1, **shared: str) -> None:

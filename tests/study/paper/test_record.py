@@ -46,6 +46,20 @@ def test_how_a_memory_is_kept_that_is_not_there_makes_no_other_run():
     assert identity(average) != identity(override(average, {"memory.momentum": 0.3}))
 
 
+def test_reductions_of_a_loss_that_has_but_one_make_no_other_run(tmp_path):
+    mined = override(CARS, {"loss.name": "multi_similarity"})
+    others = {"loss.reduction": "mean", "memory.reduction": "balanced"}
+    assert identity(mined) == identity(override(mined, others))
+    assert identity(CARS) != identity(override(CARS, others))
+    (tmp_path / "old.json").write_text(json.dumps({"format": 1, **result(mined), "config": {**identity(mined), **others}}))
+    assert Records(tmp_path).find(identity(mined)) is not None
+
+
+def test_result_files_are_named_by_what_they_hold():
+    files = sorted((Path(__file__).parents[3] / "results").glob("*.json"))
+    assert files and [file.name for file in files] == [file_name(json.loads(file.read_text())["config"]) for file in files]
+
+
 def test_what_is_written_is_found_again_and_by_others(tmp_path):
     records = Records(tmp_path)
     path = records.write(result(CARS))

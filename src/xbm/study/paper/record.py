@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from xbm.errors import InputError
+from xbm.losses import LOSSES
 from xbm.train.config import Config, flat
 from xbm.train.files import replacing
 
@@ -26,19 +27,24 @@ NAMED = ("imagenet", "none")  # weights that are no file
 
 def identity(config: Config) -> dict[str, Any]:
     """The settings that a figure depends on, by full name; a file of weights by its bare name."""
-    plain = {**flat(config), **{name: USUAL[name] for name in unused(config)}}
-    found = {name: _plain(value) for name, value in plain.items() if name not in APART}
+    settings = flat(config)
+    found = {name: _plain(value) for name, value in {**settings, **_unused(settings)}.items() if name not in APART}
     if found["model.weights"] not in NAMED:
         found["model.weights"] = Path(found["model.weights"]).name
     return found
 
 
-def unused(config: Config) -> list[str]:
-    """Settings that change nothing in this run: how a memory is kept that is not there, an α that is not used."""
-    if not config.memory.ratio:
-        return [name for name in flat(config) if name.startswith("memory.") and name != "memory.ratio"]
-    keyed = {"queue": ["memory.momentum", "memory.alpha"], "moving_average": ["memory.alpha"]}
-    return keyed.get(config.memory.update, [])
+def _unused(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings that change nothing in this run, at their defaults: how a memory is kept that is not there, an α that is not
+    used, a reduction of a loss that has but one."""
+    one = getattr(LOSSES.get(settings["loss.name"]), "one_reduction", False)
+    names = ["loss.reduction", "memory.reduction"] if one else []
+    if not settings["memory.ratio"]:
+        names += [name for name in settings if name.startswith("memory.") and name != "memory.ratio"]
+    else:
+        keyed = {"queue": ["memory.momentum", "memory.alpha"], "moving_average": ["memory.alpha"]}
+        names += keyed.get(settings["memory.update"], [])
+    return {name: USUAL[name] for name in names}
 
 
 def _plain(value: Any) -> Any:
@@ -49,8 +55,9 @@ DEFAULTS = identity(Config())
 
 
 def key(settings: Mapping[str, Any]) -> str:
-    """One text for one run: equal for equal settings, whatever their order, missing ones at their defaults."""
-    return json.dumps({**DEFAULTS, **settings}, sort_keys=True)
+    """One text for one run: equal for equal settings, whatever their order, missing and unused ones at their defaults."""
+    whole = {**DEFAULTS, **settings}
+    return json.dumps({**whole, **_unused(whole)}, sort_keys=True)
 
 
 def file_name(settings: Mapping[str, Any]) -> str:

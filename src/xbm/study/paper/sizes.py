@@ -16,13 +16,16 @@ SAMPLERS = {"pk": "PK", "shuffle": "random shuffle"}
 
 
 def figure_1_arms(setting: Setting) -> list[Arm]:
-    losses = [sized(setting, loss, size, 0.0) for loss in LOSSES for size in SIZES]
-    return losses + [sized(setting, "contrastive", 16, ratio) for ratio in RATIOS if ratio]
+    ratios = [sized(setting, "contrastive", 16, ratio) for ratio in RATIOS]
+    return ratios + [sized(setting, loss, size, 0.0) for size in reversed(SIZES) for loss in LOSSES]
 
 
 def batch_arms(setting: Setting) -> list[Arm]:
     return [
-        sized(setting, "contrastive", size, ratio, sampler) for sampler in SAMPLERS for ratio in (0.0, 1.0) for size in SIZES
+        sized(setting, "contrastive", size, ratio, sampler)
+        for size in reversed(SIZES)  # the longest runs first: side by side, none is left alone at the end
+        for sampler in SAMPLERS
+        for ratio in (0.0, 1.0)
     ]
 
 
