@@ -40,18 +40,20 @@ def source(found: dict[str, Any]) -> str:
     return f"`{found['command']}`, {found['date'][:10]}, torch {found['torch']}, Triton {found['triton']}{commit}.\n"
 
 
+def loss_steps() -> dict[str, tuple[dict[str, Any], dict[str, dict[str, Any]]]]:
+    """By size: the file that holds it and its cases by name; a size that was measured again alone has a file of its own."""
+    found: dict[str, tuple[dict[str, Any], dict[str, dict[str, Any]]]] = {}
+    for path in sorted(RESULTS.glob("h200-losses*.json"), key=lambda path: len(path.name)):
+        file = json.loads(path.read_text())
+        for part in dict.fromkeys(case["part"] for case in file["cases"] if "x" in case["part"]):
+            found[part] = file, {case["case"]: case for case in file["cases"] if case["part"] == part}
+    return found
+
+
 def losses() -> str:
     """One step of the loss at every size: ours in a graph and called plainly, the time to read the bank, the others."""
-    found = read("losses")
-    if found is None:
-        return "Not measured yet.\n"
-    cases: dict[str, dict[str, dict[str, Any]]] = {}
-    for case in found["cases"]:
-        cases.setdefault(case["part"], {})[case["case"]] = case
     parts = []
-    for part, by_name in cases.items():
-        if "x" not in part:
-            continue
+    for part, (file, by_name) in loss_steps().items():
         rows, columns = (int(side) for side in part.split("x"))
         ours, shown = by_name["contrastive, few valid, in a graph"]["ms"], []
         for name, case in by_name.items():
@@ -63,8 +65,8 @@ def losses() -> str:
                 [name, f"{case['ms']:.4f}", over, f"{case['ms'] / ours:.1f}×", "" if extra is None else f"{extra:.1f}"]
             )
         heads = ["", "ms", "of reading the bank once", "of the contrastive step in a graph", "extra MB"]
-        parts.append(f"### {rows:,} rows of {columns}, bfloat16\n\n" + table(heads, shown))
-    return source(found) + "\n" + "\n".join(parts)
+        parts.append(f"### {rows:,} rows of {columns}, bfloat16\n\n{source(file)}\n{table(heads, shown)}")
+    return "\n".join(parts) or "Not measured yet.\n"
 
 
 def checks() -> str:
