@@ -53,15 +53,17 @@ RECIPES: dict[str, dict[str, Any]] = {
         "data.augmentation": "official", "model.pooling": "max",
     },
 }  # fmt: skip
-# A pretrained trunk moves an image's embedding little between two visits: there `auto` averages its views.
 SLOTS = {"memory.update": "moving_average", "memory.ratio": 1.0, "memory.momentum": 0.9}
+# A pretrained trunk moves an image's embedding little between two visits: there `auto` averages its views. And it tells most
+# classes apart from the start: there what the memory pushes is what still has to be told apart, and is not held back.
+PRETRAINED = {**SLOTS, "memory.reduction": None}
 
 
 def recipe_of(name: str, weights: str) -> dict[str, Any]:
     """What a recipe says, for a trunk that starts from these weights."""
     if name not in RECIPES:
         raise unknown("recipe", name, RECIPES)
-    return {**RECIPES[name], **SLOTS} if name == "auto" and weights != "none" else RECIPES[name]
+    return {**RECIPES[name], **PRETRAINED} if name == "auto" and weights != "none" else RECIPES[name]
 
 
 def preset(

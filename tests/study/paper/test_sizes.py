@@ -2,6 +2,7 @@ from made_up import CARS, carry_out
 
 from xbm.study.paper.arms import contrastive, sized
 from xbm.study.paper.blocks import Claim, Figure, Table
+from xbm.study.paper.experiment import config_of
 from xbm.study.paper.record import Records, identity
 from xbm.study.paper.registry import EXPERIMENTS
 from xbm.study.paper.sizes import RATIOS, draw_batch_size, draw_figure_1
@@ -29,11 +30,21 @@ def test_the_claims_are_answered_by_the_figures(tmp_path):
     said = [block for block in drawn("batch-size", tmp_path) if isinstance(block, Claim)]
     assert "batch size 16 with memory beats batch size 256 without: 60.2 against 52.6" in said[0]
     assert "+2.4 points without memory (the paper, SOP: +25.1) and +2.4 points with memory (the paper, SOP: +3.2)" in said[1]
+    assert "equal passes: batch size 16 with memory beats" in said[2] and "the paper" not in said[2] + said[3]
+
+
+def test_with_equal_passes_every_size_sees_as_many_images(tmp_path):
+    study = Study(EXPERIMENTS["batch-size"], CARS, Records(tmp_path))
+    for size in (16, 64, 256):
+        config = config_of(CARS, sized(CARS, "contrastive", size, 1.0, passes=True).settings)
+        assert (config.batch.size * config.optim.iterations, config.batch.size * config.optim.decay_at[0]) == (128_000, 89_600)
+    other, usual = (sized(CARS, "contrastive", size, 1.0, passes=size != 64) for size in (16, 64))
+    assert [identity(config) for config in study.choosing(other)] == [identity(config) for config in study.choosing(usual)]
 
 
 def test_pk_and_random_shuffle_stand_beside_each_other(tmp_path):
     (table,) = [block for block in drawn("batch-size", tmp_path, seeds=2) if isinstance(block, Table)]
-    assert len(table.rows) == 4 and table.rows[1][0] == "efficientnet_lite0, R_M = 1, PK" and table.rows[1][-1] == "2"
+    assert len(table.rows) == 6 and table.rows[1][0] == "efficientnet_lite0, R_M = 1, PK" and table.rows[1][-1] == "2"
 
 
 def test_usual_sizes_are_the_usual_runs(tmp_path):

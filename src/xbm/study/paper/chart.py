@@ -62,7 +62,7 @@ def draw(data: Any) -> "Figure":
         for at in panel.get("marks", ()):
             axes.axvline(at, color="#999999", linewidth=0.9, linestyle=":")
         if any(line["label"] for line in panel["lines"]):
-            axes.legend(fontsize=7.5)
+            axes.legend(fontsize=7.5, handlelength=3)
     return figure
 
 

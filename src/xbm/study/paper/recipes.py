@@ -72,6 +72,7 @@ def candidate_arms(setting: Setting) -> list[Arm]:
     """What `auto` was chosen from: the memory is there from the start, and empty, where nothing else is said."""
     late = {"memory.start": base(setting).optim.iterations // 5, "memory.fill": True}
     ms = {"loss.name": LOSSES["MS"]}
+    paper = recipes(setting)["paper"]
     return held_out(setting, {
         "contrastive, queue, balanced": {**QUEUE, **BALANCED},
         "contrastive, no memory, summed": {**OFF, **SUMMED},
@@ -85,10 +86,12 @@ def candidate_arms(setting: Setting) -> list[Arm]:
         "contrastive, moving average 0.9, summed": {**SLOTS, **SUMMED},
         "contrastive, moving average 0.9, balanced": {**SLOTS, **BALANCED},
         "contrastive, moving average 0.9, balanced, batch summed": {**SLOTS, **SUMMED, **BALANCED},
+        "contrastive, as `paper`": paper,
         "MS, no memory": {**ms, **OFF},
         "MS, queue": {**ms, **QUEUE},
         "MS, queue, after a fifth": {**ms, **QUEUE, **late},
         "MS, moving average 0.9": {**ms, **SLOTS},
+        "MS, as `paper`": {**paper, **ms},
     })  # fmt: skip
 
 

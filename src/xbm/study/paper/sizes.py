@@ -12,21 +12,22 @@ from xbm.study.paper.study import Spread, Study
 
 SIZES = (16, 32, 64, 128, 256)
 RATIOS = (0.0, 0.01, 0.05, 0.1, 0.2, 0.5, 1.0)
-SAMPLERS = {"pk": "PK", "shuffle": "random shuffle"}
+WAYS = {"PK": ("pk", False), "random shuffle": ("shuffle", False), "PK, equal passes": ("pk", True)}  # sampler, equal passes
+KINDS = [(way, ratio) for way in WAYS for ratio in (0.0, 1.0)]
 
 
 def figure_1_arms(setting: Setting) -> list[Arm]:
-    ratios = [sized(setting, "contrastive", 16, ratio) for ratio in RATIOS]
+    ratios = [sized(setting, "contrastive", 16, ratio) for ratio in RATIOS if ratio]
     return ratios + [sized(setting, loss, size, 0.0) for size in reversed(SIZES) for loss in LOSSES]
 
 
 def batch_arms(setting: Setting) -> list[Arm]:
-    return [
-        sized(setting, "contrastive", size, ratio, sampler)
-        for size in (256, 16, 64, 128, 32)  # first the two that the paper's claim is about
-        for sampler in SAMPLERS
-        for ratio in (0.0, 1.0)
-    ]
+    sizes = (256, 16, 64, 128, 32)  # first the two that the paper's claim is about
+    return [_batch(setting, size, way, ratio) for size in sizes for way, ratio in KINDS]
+
+
+def _batch(setting: Setting, size: int, way: str, ratio: float) -> Arm:
+    return sized(setting, "contrastive", size, ratio, *WAYS[way])
 
 
 def draw_figure_1(data: str, studies: Sequence[Study]) -> list[Block]:
@@ -56,43 +57,60 @@ def draw_figure_1(data: str, studies: Sequence[Study]) -> list[Block]:
 
 def draw_batch_size(data: str, studies: Sequence[Study]) -> list[Block]:
     blocks: list[Block] = []
-    kinds = [(sampler, ratio) for sampler in SAMPLERS for ratio in (0.0, 1.0)]
     for study in studies:
-        lines = []
-        for sampler, ratio in kinds:
-            arms = [(size, sized(study.setting, "contrastive", size, ratio, sampler)) for size in SIZES]
-            name = f"{'with memory' if ratio else 'without'}, {SAMPLERS[sampler]}"
-            line = _line(study, name, arms, 1 if ratio else 0)
-            lines.append({**line, "dashed": sampler == "shuffle"})
-        panel = _panel(study.setting.trunk, "batch size", lines, x_log=2, ticks=list(SIZES))
-        if panel["lines"]:
+        panels = []
+        for title, ways in (("equal iterations", ("PK", "random shuffle")), ("equal passes", ("PK, equal passes",))):
+            lines = []
+            for way, ratio in [kind for kind in KINDS if kind[0] in ways]:
+                name = f"{'with memory' if ratio else 'without'}, {way.partition(',')[0]}"
+                line = _line(study, name, [(size, _batch(study.setting, size, way, ratio)) for size in SIZES], int(ratio))
+                lines.append({**line, "dashed": way == "random shuffle"})
+            panels.append(_panel(f"{study.setting.trunk}, {title}", "batch size", lines, x_log=2, ticks=list(SIZES)))
+        drawn = {"panels": [panel for panel in panels if panel["lines"]]}
+        if drawn["panels"]:
             caption = f"R@1 of contrastive against batch size, {study.setting.label}."
-            blocks.append(Figure(f"batch-size_{study.setting.slug}", {"panels": [panel]}, caption))
+            blocks.append(Figure(f"batch-size_{study.setting.slug}", drawn, caption))
     rows = [
         (
-            f"{'R_M = 1' if ratio else 'no memory'}, {SAMPLERS[sampler]}",
-            lambda s, size, ratio=ratio, sampler=sampler: sized(s, "contrastive", size, ratio, sampler),
+            f"{'R_M = 1' if ratio else 'no memory'}, {way}",
+            lambda setting, size, way=way, ratio=ratio: _batch(setting, size, way, ratio),
         )
-        for sampler, ratio in kinds
+        for way, ratio in KINDS
     ]
-    blocks.append(_size_table(studies, rows, "contrastive"))
+    blocks += [_size_table(studies, rows, "contrastive"), *map(_passes, studies)]
     for study in studies:
-        blocks += _claims(study)
+        blocks += [*_claims(study, "PK"), *_claims(study, "PK, equal passes")]
     return blocks if studies else []
 
 
-def _claims(study: Study) -> list[Block]:
+def _passes(study: Study) -> str:
+    """What else than its size differs between batches of two sizes."""
+    found = [run for size in (SIZES[0], SIZES[-1]) for run in study.runs(_batch(study.setting, size, "PK", 0.0))[:1]]
+    if len(found) < 2:
+        return ""
+    often = [run.values["iterations"] * run.config["batch.size"] / run.values["data"]["train_images"] for run in found]
+    return (
+        f"{study.setting.where}: learning rates are the same at every size. With equal iterations, as in the paper, a batch of "
+        f"{SIZES[-1]} goes {often[1]:.0f} times through the training images and one of {SIZES[0]} {often[0]:.0f} times; with "
+        "equal passes all go through them as often as a batch of 64."
+    )
+
+
+def _claims(study: Study, way: str) -> list[Block]:
     """The paper's two claims, next to what was found."""
     ends = [(size, ratio) for size in (16, 256) for ratio in (0.0, 1.0)]
-    at = {end: study.spread(sized(study.setting, "contrastive", *end)) for end in ends}
+    at = {(size, ratio): study.spread(_batch(study.setting, size, way, ratio)) for size, ratio in ends}
     said: list[Block] = []
+    papers = not WAYS[way][1]
+    where = study.setting.where if papers else f"{study.setting.where}, equal passes"
     small, large = at[16, 1.0], at[256, 0.0]
     if small is not None and large is not None:
         better = "beats" if small.mean > large.mean else "does not beat"
+        theirs = " (the paper, SOP: {1} against {0})".format(*published.SMALL_BATCH_WINS) if papers else ""
         said.append(
             Claim(
-                f"{study.setting.where}: batch size 16 with memory {better} batch size 256 without: {spread(small)} against "
-                f"{spread(large)} (the paper, SOP: {published.SMALL_BATCH_WINS[1]} against {published.SMALL_BATCH_WINS[0]})."
+                f"{where}: batch size 16 with memory {better} batch size 256 without: {spread(small)} against "
+                f"{spread(large)}{theirs}."
             )
         )
     grown = {}
@@ -100,9 +118,10 @@ def _claims(study: Study) -> list[Block]:
         one, other = at[16, ratio], at[256, ratio]
         if one is not None and other is not None:
             points = f"{100 * (other.mean - one.mean):+.1f}".replace("-", "−")
-            grown[name] = f"{points} points {name} memory (the paper, SOP: +{published.BATCH_GAIN[name]})"
+            grown[name] = f"{points} points {name} memory"
+            grown[name] += f" (the paper, SOP: +{published.BATCH_GAIN[name]})" if papers else ""
     if grown:
-        said.append(Claim(f"{study.setting.where}: from batch size 16 to 256, R@1 changes by {' and '.join(grown.values())}."))
+        said.append(Claim(f"{where}: from batch size 16 to 256, R@1 changes by {' and '.join(grown.values())}."))
     return said
 
 
@@ -112,7 +131,8 @@ def _size_table(studies: Sequence[Study], rows: Sequence[tuple[str, Any]], title
     for study in studies:
         for label, arm in rows:
             found = [study.spread(arm(study.setting, size)) for size in SIZES]
-            cells.append([f"{study.setting.trunk}, {label}", *(spread(each) for each in found), _count(found)])
+            if any(found):
+                cells.append([f"{study.setting.trunk}, {label}", *(spread(each) for each in found), _count(found)])
     return Table([f"R@1, %, {title}", *(f"batch {size}" for size in SIZES), "seeds"], cells)
 
 
@@ -120,7 +140,8 @@ def _ratio_table(studies: Sequence[Study]) -> Table:
     cells = []
     for study in studies:
         found = [study.spread(sized(study.setting, "contrastive", 16, ratio)) for ratio in RATIOS]
-        cells.append([study.setting.trunk, *(spread(each) for each in found), _count(found)])
+        if any(found):
+            cells.append([study.setting.trunk, *(spread(each) for each in found), _count(found)])
     return Table(["R@1, %, contrastive, batch 16", *(f"R_M = {ratio:g}" for ratio in RATIOS), "seeds"], cells)
 
 
