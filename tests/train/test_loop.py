@@ -224,7 +224,7 @@ def test_a_run_says_why_a_summed_memory_hurts(photos, tmp_path, capsys, monkeypa
     monkeypatch.setattr("xbm.train.watch.OUTWEIGHED", 0.01)
     said = [train(tiny_config(photos, loss__reduction=how), tmp_path / how)["notes"] for how in ("sum", "balanced")]
     assert [sum("outweigh its positives" in note for _, note in notes) for notes in said] == [1, 0]
-    assert capsys.readouterr().err.count("use memory.reduction=balanced") == 1
+    assert capsys.readouterr().err.count("try memory.reduction=balanced") == 1
 
 
 def test_a_folder_in_use_is_not_written_to(photos, tmp_path):

@@ -66,7 +66,7 @@ def test_a_sum_whose_negatives_outweigh_its_positives_is_said_once_and_with_the_
     watch = Watch(0, summed=True)
     assert watch.look(line(valid_negatives_memory=290.0)) == []
     (said,) = watch.look(line())
-    assert "iteration 49: the memory's negatives outweigh its positives 4 to 1" in said and "--recipe auto" in said
+    assert "iteration 49: the memory's negatives outweigh its positives 4 to 1" in said and "memory.reduction=balanced" in said
     assert watch.look(line()) == []
     assert Watch(0, summed=False).look(line()) == []  # balanced: however many there are
 

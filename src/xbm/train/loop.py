@@ -112,6 +112,7 @@ def learn(job: Job, iteration: Iteration, remembering: bool) -> Tensor:
 def steps(job: Job, start: int, console: Console) -> Callable[[int, bool], Tensor]:
     """What makes one step after the other: a recorded graph where that can be, else `learn` on data made ahead of time."""
     if (reason := why_not(job)) is None:
+        console.say("the first iterations compile GPU kernels: up to a minute, once a machine")
         return Recorded(job, learn, console.say)
     if job.device.type == "cuda":
         console.say(f"a step runs kernel by kernel: {reason}")

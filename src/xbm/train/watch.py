@@ -89,7 +89,7 @@ class Watch:
             new.append((
                 "outweighed",
                 f"iteration {step}: the memory's negatives outweigh its positives {negatives / positives:.0f} to 1, which "
-                "pushes classes apart: use memory.reduction=balanced, as --recipe auto does",
+                "can tear classes apart: try memory.reduction=balanced",
             ))  # fmt: skip
         for delta in (10, 100, 1000):
             drift = row.get(f"drift_{delta}", math.nan)
