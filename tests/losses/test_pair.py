@@ -121,6 +121,24 @@ def test_half_anchors_get_half_gradients_and_a_wide_loss(given_):
     assert torch.allclose(v.grad.double(), gradient, atol=1e-2)
 
 
+def test_a_loss_scale_that_float16_cannot_hold_reaches_the_gradient():
+    s = scene(dtype=torch.float32)
+    plain, scaled = (s.anchors.detach().half().requires_grad_() for _ in range(2))
+    ContrastiveLoss()(plain, s.labels, s.memory, ids=s.ids).backward()
+    (ContrastiveLoss()(scaled, s.labels, s.memory, ids=s.ids) * 2**16).backward()
+    assert torch.equal(scaled.grad, (plain.grad.float() * 2**16).half())
+    assert (scaled.grad.isfinite() & (scaled.grad != 0)).any()
+
+
+def test_ids_beside_rows_without_ids_are_refused_whatever_is_excluded():
+    s = scene()
+    memory = CrossBatchMemory(20, 19, dtype=torch.float64)
+    memory.enqueue(s.anchors.detach(), s.labels)
+    for exclude in ("instance", "copy"):
+        with pytest.raises(InputError, match="rows without ids"):
+            ContrastiveLoss(exclude=exclude)(s.anchors, s.labels, memory, ids=s.ids)
+
+
 @pytest.mark.parametrize("engine", ["reference", "streaming"])
 def test_autocast_does_not_round_the_anchors(engine):
     s = scene(dtype=torch.float32)

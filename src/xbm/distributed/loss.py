@@ -13,6 +13,7 @@ from xbm.distributed.ranks import Ranks, padded, the_ranks
 from xbm.distributed.replicated import ReplicatedMemory
 from xbm.distributed.sharded import ShardedMemory
 from xbm.engine.streaming import compare_shard
+from xbm.engine.terms import scaled
 from xbm.errors import InputError, unknown
 from xbm.losses.pair import EXCLUDES, PairLoss, PairStats
 from xbm.memory import CrossBatchMemory
@@ -156,8 +157,7 @@ class _Meet(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, upstream: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         gradient, of_rows = ctx.saved_tensors
-        for_rows = of_rows * upstream.to(of_rows.dtype) if of_rows is not None else None
-        return gradient * upstream.to(gradient.dtype), for_rows, *[None] * 5
+        return scaled(gradient, upstream), None if of_rows is None else scaled(of_rows, upstream), *[None] * 5
 
 
 class _Times(torch.autograd.Function):

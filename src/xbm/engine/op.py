@@ -5,7 +5,7 @@ from torch import Tensor
 
 from xbm.engine import streaming
 from xbm.engine.pairing import Pairing
-from xbm.engine.terms import from_spec
+from xbm.engine.terms import from_spec, scaled
 from xbm.errors import InputError
 
 
@@ -54,8 +54,8 @@ def _backward(ctx, grads):  # type: ignore[no-untyped-def]
         raise InputError('this engine has no second derivatives: build the loss with engine="reference"')
     gradient, of_rows = ctx.saved_tensors
     upstream = grads[0]
-    for_rows = of_rows * upstream.to(of_rows.dtype) if ctx.needs_input_grad[1] else None
-    return gradient * upstream.to(gradient.dtype), for_rows, *[None] * 10
+    for_rows = scaled(of_rows, upstream) if ctx.needs_input_grad[1] else None
+    return scaled(gradient, upstream), for_rows, *[None] * 10
 
 
 stream.register_autograd(_backward, setup_context=_setup)

@@ -80,6 +80,13 @@ def balance(pull: Tensor, push: Tensor, most: float = 1.0) -> Tensor:
     return (most * pull.clamp(min=1) / push.clamp(min=1)).clamp(max=1)
 
 
+def scaled(gradient: Tensor, upstream: Tensor) -> Tensor:
+    """A gradient times what came from above, which in float16 may be a loss scale that this type cannot hold."""
+    if gradient.dtype == torch.float16:
+        return (gradient.float() * upstream).to(gradient.dtype)
+    return gradient * upstream
+
+
 def two_sided(reduction: str, p: Side, n: Side, most: float = 1.0) -> Combined:
     """For losses that add what positives and negatives give: both summed, averaged, or the push bounded by the pull."""
     if reduction == "sum":

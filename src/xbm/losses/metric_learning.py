@@ -28,7 +28,7 @@ class MetricLearningLoss(nn.Module):
     def __init__(self, loss: Callable, exclude: str | None = None) -> None:
         super().__init__()
         self.loss = loss
-        self.pairs = PairLoss(exclude=exclude)
+        self.pairs = PairLoss(exclude=exclude, engine="streaming")  # whose pairings have masks, on any device
 
     def forward(
         self, anchors: Tensor, labels: Tensor, memory: CrossBatchMemory | None = None, *, ids: Tensor | None = None

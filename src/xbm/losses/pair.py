@@ -190,7 +190,7 @@ class PairLoss(nn.Module):
             shared["sound"] = sound & just_written
         else:
             own = None if by_id else memory.latest_copies(ids)
-            if by_id and ids.device.type == "cpu":
+            if ids.device.type == "cpu":
                 shared["sound"] = all_named(memory.row_ids, memory.stamps, sound)
         return engines.Pairing(
             rows=memory.rows, row_labels=memory.row_labels, stamps=memory.stamps, ids=ids if by_id else None,

@@ -52,6 +52,20 @@ def outcome(model, images):
     return [y, *gradients, *buffers, model.eval()(images)]
 
 
+@pytest.mark.parametrize("block", ["BasicBlock", "Bottleneck"])
+def test_a_residual_block_with_an_activation_of_its_own_or_a_hook_on_it_is_left_alone(block):
+    from torchvision.models import resnet
+
+    images = torch.randn(2, 64, 8, 8).to(memory_format=torch.channels_last)
+    plain = getattr(resnet, block)(64, 64 if block == "BasicBlock" else 16)
+    calls = []
+    fused = fuse(copy.deepcopy(plain))
+    fused.relu.register_forward_hook(lambda *_: calls.append(1))
+    assert torch.equal(fused(images), plain(images)) and len(calls) == (2 if block == "BasicBlock" else 3)
+    plain.relu = torch.nn.SiLU()
+    assert torch.equal(fuse(copy.deepcopy(plain))(images), plain(images))
+
+
 @pytest.mark.parametrize("trunk", TRUNKS)
 def test_a_fused_model_does_the_same_on_a_cpu(trunk):
     channels = 1 if trunk == "small" else 3

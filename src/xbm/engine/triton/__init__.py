@@ -12,7 +12,7 @@ from torch import Tensor
 
 from xbm.checks import tolerance
 from xbm.engine.pairing import Pairing
-from xbm.engine.terms import Loss, from_spec
+from xbm.engine.terms import Loss, from_spec, scaled
 from xbm.engine.triton import enqueue as queue
 from xbm.engine.triton.copies import newest_copies
 from xbm.engine.triton.launch import INTERPRETED, Kernel, number
@@ -92,8 +92,8 @@ def _scaled(ctx: Any, gradients: tuple[Tensor, Tensor | None], upstream: Tensor)
     if torch.is_grad_enabled():
         raise InputError('this engine has no second derivatives: build the loss with engine="reference"')
     of_anchors, of_rows = gradients
-    for_anchors = of_anchors * upstream if ctx.needs_input_grad[0] else None
-    return for_anchors, of_rows * upstream if of_rows is not None and ctx.needs_input_grad[1] else None
+    for_anchors = scaled(of_anchors, upstream) if ctx.needs_input_grad[0] else None
+    return for_anchors, scaled(of_rows, upstream) if of_rows is not None and ctx.needs_input_grad[1] else None
 
 
 def _as_node(

@@ -165,25 +165,27 @@ def _inception(self: Any, x: Tensor) -> Tensor:
 
 
 def _basic_block(self: Any, x: Tensor) -> Tensor:
+    if _hooked(self.relu):
+        return type(self).forward(self, x)
     y = self.conv2(_then(self.bn1, self.conv1(x), "relu"))
     return _joined(self, self.bn2, y, x)
 
 
 def _bottleneck(self: Any, x: Tensor) -> Tensor:
+    if _hooked(self.relu):
+        return type(self).forward(self, x)
     y = _then(self.bn2, self.conv2(_then(self.bn1, self.conv1(x), "relu")), "relu")
     return _joined(self, self.bn3, self.conv3(y), x)
 
 
 def _joined(block: Any, norm: Any, y: Tensor, x: Tensor) -> Tensor:
     """The end of a residual block: what it made and what came in, added and activated."""
-    more = x if block.downsample is None else block.downsample(x)
-    if _hooked(block.relu) or type(block.relu) is not nn.ReLU:
-        return block.relu(norm(y).add_(more))
-    return _then(norm, y, "relu", more)
+    return _then(norm, y, "relu", x if block.downsample is None else block.downsample(x))
 
 
 BATCH_NORM, BATCH_NORM_ACT = "torch.nn.modules.batchnorm.BatchNorm2d", "timm.layers.norm_act.BatchNormAct2d"
 SEQUENTIAL, MAX_POOL = "torch.nn.modules.container.Sequential", "torch.nn.modules.pooling.MaxPool2d"
+BASIC_BLOCK, BOTTLENECK = (f"torchvision.models.resnet.{name}" for name in ("BasicBlock", "Bottleneck"))
 BN_INCEPTION = "xbm.models.bn_inception.BNInception"
 FORWARDS: dict[str, Callable] = {
     BATCH_NORM: _batch_norm,
@@ -193,8 +195,8 @@ FORWARDS: dict[str, Callable] = {
     "timm.layers.conv2d_same.Conv2dSame": _conv_same,
     "torchvision.models.googlenet.BasicConv2d": _basic_conv,
     "torchvision.models.googlenet.Inception": _inception,
-    "torchvision.models.resnet.BasicBlock": _basic_block,
-    "torchvision.models.resnet.Bottleneck": _bottleneck,
+    BASIC_BLOCK: _basic_block,
+    BOTTLENECK: _bottleneck,
 }
 NORMS = (BATCH_NORM, BATCH_NORM_ACT)
 CAN_FUSE: dict[str, Callable[[Any], bool]] = {
@@ -203,5 +205,7 @@ CAN_FUSE: dict[str, Callable[[Any], bool]] = {
         norm.affine and norm.track_running_stats and type(norm.drop) is nn.Identity and type(norm.act) in ACTIVATIONS
     ),
     MAX_POOL: lambda pool: not pool.return_indices,
+    BASIC_BLOCK: lambda block: type(block.relu) is nn.ReLU,
+    BOTTLENECK: lambda block: type(block.relu) is nn.ReLU,
     SEQUENTIAL: lambda parts: any(_pair(*two) for two in pairwise(parts)),
 }
