@@ -10,6 +10,7 @@ import pytest
 import xbm as package
 from tiny import differences, draw_photos, set_options, tiny_config, xbm
 from xbm.cli.train import parse_settings
+from xbm.errors import InputError
 from xbm.train.config import load, save
 from xbm.train.loop import train
 
@@ -170,3 +171,9 @@ def test_a_run_without_a_name_gets_a_dated_one(own_photos, tmp_path, monkeypatch
 def test_settings_are_cut_at_the_first_equals():
     assert parse_settings(["a.b = c=d", "e="]) == {"a.b": "c=d", "e": ""}
     assert parse_settings(None) == {}
+
+
+@pytest.mark.parametrize("setting", ["recipe=paper", "preset = cars"])
+def test_what_would_only_rename_the_run_is_refused(setting):
+    with pytest.raises(InputError, match="would only rename the run"):
+        parse_settings([setting])

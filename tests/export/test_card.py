@@ -30,6 +30,14 @@ def test_the_card_tells_data_recipe_recall_and_parity(searchable):
     assert "| R@1 |" in card and "36 queries" in card and "(batch, 1, 16, 16) uint8, grey" in card
 
 
+def test_figures_of_another_iteration_are_told_as_such(searchable):
+    embedder = load(searchable)
+    assert "last model" not in write_card(embedder, searchable, "", {})
+    embedder.step = 60
+    card = write_card(embedder, searchable, "", {})
+    assert "Of the run's last model, after iteration 100; this one is that of iteration 60" in card
+
+
 def test_a_run_without_figures_says_so(searchable, tmp_path):
     card = write_card(load(searchable), tmp_path, "", {})
     assert "Not measured: the run was not finished" in card

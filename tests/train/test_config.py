@@ -103,6 +103,16 @@ def test_a_missing_file_is_told():
         load(configs.Path("nowhere.yaml"))
 
 
+def test_a_folder_is_told_from_a_file(tmp_path):
+    with pytest.raises(InputError, match=r"is a folder: give a config file, such as .*config.yaml"):
+        load(tmp_path)
+
+
+def test_options_that_cannot_be_read_are_told():
+    with pytest.raises(InputError, match=r"loss.options must be names and numbers, such as \{margin: 0.5\}"):
+        override(Config(), {"loss.options": "{margin: 0.5"})
+
+
 def test_code_in_a_file_does_not_run(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text(f"seed: !!python/object/apply:os.mkdir ['{tmp_path / 'made'}']\n")

@@ -1,5 +1,6 @@
 """Recorded steps without a GPU: the recording is played by running the step, everything around it is real."""
 
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -47,7 +48,7 @@ CASES = {
     "no memory": {"memory__ratio": 0},
     "times three": {"memory__updates_per_step": 3, "batch__accumulate": 2},
     "moving average": {"memory__update": "moving_average"},
-    "short batches": {"batch__sampler": "shuffle", "batch__size": 10},
+    "shuffled": {"batch__sampler": "shuffle", "batch__size": 10},
 }
 
 
@@ -60,6 +61,43 @@ def test_recorded_steps_see_the_same_data_and_end_with_the_same_bits(case, photo
     monkeypatch.undo()
     train(config, tmp_path / "plain", quiet=True)
     assert differences(tmp_path / "recorded", tmp_path / "plain") == []
+
+
+class Fails(Played):
+    """A recording that runs out of memory after its backward pass: gradients are there that nobody computed."""
+
+    recording = False
+    _record = graph.Recorded._record
+
+    def _step(self, step, ids):
+        if not Fails.recording:
+            return super()._step(step, ids)
+        rows = self.job.memory.rows
+        for each in [*self.job.model.parameters(), *([rows] if rows.requires_grad else [])]:
+            each.grad = torch.full_like(each, 1e6)
+        raise RuntimeError("out of memory")
+
+
+@contextmanager
+def recording(*_, **__):
+    Fails.recording = True
+    try:
+        yield
+    finally:
+        Fails.recording = False
+
+
+@pytest.mark.parametrize("update", ["queue", "backprop"])
+def test_a_recording_that_fails_leaves_nothing_behind(update, photos, tmp_path, monkeypatch):
+    config = tiny_config(photos, data__feed="resident", memory__update=update, memory__start=0, memory__batch_weight=1.0)
+    train(config, tmp_path / "plain", quiet=True)
+    monkeypatch.setattr(loop, "why_not", lambda job: None)
+    monkeypatch.setattr(loop, "Recorded", Fails)
+    monkeypatch.setattr(torch.cuda, "graph", recording)
+    for name in ("CUDAGraph", "synchronize", "empty_cache"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_: None)
+    train(config, tmp_path / "failed", quiet=True)
+    assert differences(tmp_path / "failed", tmp_path / "plain") == []
 
 
 def test_who_cannot_be_recorded_is_told(photos, tmp_path):

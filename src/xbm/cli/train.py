@@ -115,6 +115,8 @@ def parse_settings(settings: list[str] | None) -> dict[str, str]:
         key, equals, value = setting.partition("=")
         if not equals:
             raise InputError(f"--set {setting} is not key=value: write for example --set memory.ratio=0.5")
+        if key.strip() in ("preset", "recipe"):
+            raise InputError(f"--set {setting} would only rename the run: choose a preset by its name, a recipe with --recipe")
         pairs[key.strip()] = value.strip()
     return pairs
 

@@ -78,7 +78,7 @@ sphere; similarity is the dot product.
 
 ## Recall
 
-{_recall(result)}
+{_recall(result, embedder.step)}
 
 ## Recipe
 
@@ -113,7 +113,7 @@ def _data(config: Config, result: dict[str, Any]) -> str:
     return f"{name}{size}. The test classes never occur in training unless the data's own split says so.{held}"
 
 
-def _recall(result: dict[str, Any]) -> str:
+def _recall(result: dict[str, Any], step: int) -> str:
     if not result:
         return "Not measured: the run was not finished when it was exported."
     names = [name for name in result if name.startswith("recall@") and not name.endswith("_std")] + ["map@r"]
@@ -121,6 +121,11 @@ def _recall(result: dict[str, Any]) -> str:
     head = " | ".join(name.replace("recall@", "R@").replace("map@r", "MAP@R") for name in names)
     figures = " | ".join(f"{100 * result[name]:.1f}" for name in names)
     protocol = f"Protocol “{result.get('protocol', 'test')}”, {result.get('queries', 0):,} queries, in percent:"
+    if step != result.get("iterations", step):
+        protocol = (
+            f"Of the run's last model, after iteration {result['iterations']:,}; this one is that of iteration {step:,}, whose "
+            f"own figures `xbm evaluate` tells. {protocol}"
+        )
     return f"{protocol}\n\n| {head} |\n|{'---|' * len(names)}\n| {figures} |"
 
 

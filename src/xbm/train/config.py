@@ -183,9 +183,7 @@ def _convert(value: Any, hint: Any, path: str) -> Any:
             items = value.replace(",", " ").split() if isinstance(value, str) else value
             return tuple(_convert(item, get_args(hint)[0], path) for item in items)
         if origin is dict:
-            import yaml
-
-            parsed = yaml.safe_load(value) if isinstance(value, str) else value
+            parsed = _yaml(value) if isinstance(value, str) else value
             return {str(k): _number(v) for k, v in dict(parsed or {}).items()}
         if hint is bool:
             return _boolean(value)
@@ -210,6 +208,15 @@ WANTED = {
     bool: "true or false", int: "a whole number", float: "a number", str: "text",
     tuple: "whole numbers separated by commas", dict: "names and numbers, such as {margin: 0.5}",
 }  # fmt: skip
+
+
+def _yaml(text: str) -> Any:
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise ValueError from None
 
 
 def _number(value: Any) -> float:
@@ -249,6 +256,8 @@ def load(path: Path) -> Config:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         raise InputError(f"{path} does not exist: give a run folder or a config file") from None
+    except IsADirectoryError:
+        raise InputError(f"{path} is a folder: give a config file, such as {path / 'config.yaml'}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise InputError(f"{path} is not valid YAML ({' '.join(str(error).split())}): mend it") from None
     if not isinstance(values, Mapping):

@@ -52,8 +52,6 @@ class Recorded:
         first = step * len(self.ids)
         batches = [self.job.sampler.batch(first + k) for k in range(len(self.ids))]
         self.first.fill_(first)
-        if any(len(batch) != self.size for batch in batches):  # the end of an epoch of shuffled images
-            return self._step(step, [self.job.feed.ids(batch) for batch in batches])
         self._load(np.stack(batches))
         if self.graph is None and self.plain >= PLAIN and not self.given_up:
             self._record(step)
@@ -81,6 +79,7 @@ class Recorded:
         except RuntimeError as error:
             self.given_up = True
             torch.cuda.synchronize(self.job.device)
+            self.job.drop_gradients()  # they were recorded, not computed
             self.say(f"a step could not be recorded and runs kernel by kernel ({str(error).splitlines()[0]})")
             return
         self.graph = graph

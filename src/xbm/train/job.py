@@ -197,6 +197,12 @@ class Job:
         if self.memory is not None:
             self.memory.step()
 
+    def drop_gradients(self) -> None:
+        """Forgets what a step that was not finished has left."""
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.memory is not None:
+            self.memory.rows.grad = None
+
     @torch.no_grad()
     def probe(self) -> Tensor:
         """(n, D): embeddings of the images whose drift is watched: a model that cannot embed them has diverged."""

@@ -68,6 +68,17 @@ def test_what_is_written_is_found_again_and_by_others(tmp_path):
     assert records.find(identity(replace(CARS, seed=1))) is None
 
 
+def test_a_run_under_an_older_name_is_replaced_and_not_doubled(tmp_path):
+    for name in ("0", "z"):  # whichever sorts last
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / f"{name}.json").write_text(json.dumps({"format": 1, **result(CARS, measures={"lemma": 1})}))
+        records = Records(folder)
+        path = records.write(result(CARS, measures={"mined": 2}))
+        assert [each.name for each in folder.iterdir()] == [path.name]
+        assert records.find(identity(CARS)).measures == {"lemma": 1, "mined": 2}
+
+
 def test_a_file_of_before_a_setting_existed_counts_as_its_default(tmp_path):
     records = Records(tmp_path)
     values = result(CARS)

@@ -10,7 +10,7 @@ from xbm.errors import InputError
 from xbm.study.paper import work
 from xbm.study.paper.measures import MEASURES
 from xbm.study.paper.plan import Task
-from xbm.study.paper.record import Records, identity
+from xbm.study.paper.record import Records, file_name, identity
 from xbm.study.paper.work import curves, execute, weights_of
 from xbm.train.config import override
 from xbm.train.loop import train
@@ -79,6 +79,33 @@ def test_a_run_that_was_stopped_goes_on(photos, tmp_path, monkeypatch):
     monkeypatch.setattr("xbm.study.paper.measures.MEASURES", usual)
     values = json.loads(execute(task_of(config, ("lemma",)), config, tmp_path / "runs", again).read_text())
     assert values["scores"] == kept["scores"] and values["measures"] == kept["measures"] and values["curves"] == kept["curves"]
+
+
+def test_models_kept_on_the_way_are_those_of_their_iterations(photos, tmp_path):
+    """Also where the run had been trained further before anybody wanted them."""
+    config = tiny_config(photos)
+    folder = tmp_path / "runs" / file_name(identity(config)).removesuffix(".json")
+    train(config, folder, quiet=True)
+    wanted = execute(task_of(config, ("lemma",)), config, tmp_path / "other", Records(tmp_path / "other")).read_text()
+    found = execute(task_of(config, ("lemma",)), config, tmp_path / "runs", Records(tmp_path / "results")).read_text()
+    assert json.loads(found)["measures"] == json.loads(wanted)["measures"]
+
+
+def test_a_run_that_went_on_does_not_tell_how_long_a_whole_one_takes(photos, tmp_path, monkeypatch):
+    config = tiny_config(photos)
+    monkeypatch.setattr("xbm.study.paper.measures.MEASURES", {"lemma": stop})
+    with pytest.raises(KeyboardInterrupt):
+        execute(task_of(config, ("lemma",)), config, tmp_path / "runs", Records(tmp_path / "results"))
+    values = json.loads(execute(task_of(config), config, tmp_path / "runs", Records(tmp_path / "results")).read_text())
+    assert values["wall_seconds"] is None
+
+
+def test_what_is_timed_is_never_gone_on_with(photos, tmp_path):
+    config = tiny_config(photos, optim__iterations=18)
+    folder = tmp_path / "runs" / file_name(identity(config)).removesuffix(".json")
+    train(config, folder, quiet=True)
+    values = json.loads(execute(task_of(config, ("cost",)), config, tmp_path / "runs", Records(tmp_path / "r")).read_text())
+    assert values["measures"]["cost"]["seconds_per_iteration"] > 0
 
 
 def stop(*_):

@@ -35,7 +35,7 @@ class Crew:
     def __init__(self, results: Path) -> None:
         self.results, self.seconds, self.trouble = results, 0.0, lambda task: ""
         self.running: list[Task] = []
-        self.most, self.together = 0, []
+        self.most, self.together, self.started = 0, [], 0
         self.lock = threading.Lock()
 
     def serve(self, pipe) -> None:
@@ -52,15 +52,19 @@ class Crew:
                     self.running.remove(task)
                     if not error:
                         Records(self.results).write(invented(task))
-                pipe.send({"error": error})
+                pipe.send({"error": error, "ended": bool(error)})
+                if error:
+                    return
+
+    def another(self) -> Worker:
+        here, there = Pipe()
+        threading.Thread(target=self.serve, args=(there,), daemon=True).start()
+        self.started += 1
+        return Worker(Alive(), here, self.another)
 
     @contextmanager
     def workers(self, jobs, runs, results):
-        made = []
-        for _ in range(jobs):
-            here, there = Pipe()
-            threading.Thread(target=self.serve, args=(there,), daemon=True).start()
-            made.append(Worker(Alive(), here))
+        made = [self.another() for _ in range(jobs)]
         yield made
         for worker in made:
             worker.pipe.close()
@@ -108,6 +112,18 @@ def test_one_runs_trouble_is_told_and_the_others_go_on(crew):
     outcome, records, said = go(crew, experiment(3))
     assert outcome.made == 2 and outcome.left == 0 and len(records) == 2
     assert next(iter(outcome.failed.values())).endswith("out of luck") and any("failed" in line for line in said)
+    assert crew.started == 2  # the process that met it is not asked again
+
+
+def test_two_processes_never_make_the_same_run(crew):
+    """A run that a learning rate is chosen by, and that another experiment measures something on."""
+    held_out = Arm("held out", {"optim.lr": 1e-4, "data.holdout": 0.2}, choose=None, measures=("shares",))
+    both = Experiment("x", "", "", ("cars",), lambda setting: [Arm("chosen", {}), held_out], lambda data, studies: [])
+    crew.seconds = 0.05
+    outcome, records, _ = go(crew, both, jobs=4)
+    assert outcome.made == len(records) == 3 + 1
+    found = [record for record in records if record.config["optim.lr"] == 1e-4 and record.config["data.holdout"]]
+    assert [list(record.measures) for record in found] == [["shares"]]
 
 
 def test_a_run_that_would_not_end_in_time_is_not_begun(crew):

@@ -43,7 +43,7 @@ def draw_cause(data: str, studies: Sequence[Study]) -> list[Block]:
     blocks: list[Block] = []
     for study in studies:
         arms = {arm.label: arm for arm in study.arms}
-        first = {label: runs[0] for label, arm in arms.items() if (runs := study.runs(arm))}
+        first = {label: runs[0] for label, arm in arms.items() if (runs := study.finished(arm))}
         if not {BARE, SUM, LEVEL} <= first.keys():
             continue
         panels = [

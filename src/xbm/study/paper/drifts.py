@@ -57,7 +57,7 @@ def drift_panel(title: str, record: Record) -> dict[str, Any]:
 def draw_drift(data: str, studies: Sequence[Study]) -> list[Block]:
     blocks: list[Block] = []
     for study in studies:
-        found = [(arm.label, runs[0]) for arm in study.arms if (runs := study.runs(arm))]
+        found = [(arm.label, runs[0]) for arm in study.arms if (runs := study.finished(arm))]
         panels = [panel for label, record in found if (panel := drift_panel(label, record))["lines"]]
         if not panels:
             continue

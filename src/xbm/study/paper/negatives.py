@@ -28,7 +28,7 @@ def draw_valid(data: str, studies: Sequence[Study]) -> list[Block]:
     few, many = published.VALID_NEGATIVES
     for study in studies:
         (arm,) = _queue(study.setting)
-        for record in study.runs(arm)[:1]:
+        for record in study.finished(arm)[:1]:
             lines = []
             row = [study.setting.trunk]
             for colour, (name, key) in enumerate(SOURCES):

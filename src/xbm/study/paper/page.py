@@ -153,9 +153,7 @@ def provenance(studies: list[Study]) -> str:
         when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
         counts = f"{data['train_images']:,} training images of {data['train_classes']} classes" if data else ""
         devices = listed(sorted({f"{run.values['device']}, {run.values['precision']}" for run in runs}))
-        iterations = listed(
-            [f"{n:,}" for n in sorted({run.values["iterations"] for run in runs if "iterations" in run.values})]
-        )
+        iterations = listed([f"{n:,}" for n in sorted({run.config["optim.iterations"] for run in runs})])
         which = f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
         made = runs_of(len({id(run) for run in runs}))
         said.append(

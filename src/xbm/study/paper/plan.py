@@ -80,7 +80,8 @@ def plan(experiments: Sequence[Experiment], settings: Sequence[Setting], seeds: 
             if found is not None and (found.values.get("failed") or set(task.measures) <= set(found.measures)):
                 there.add(task.key)
                 continue
-            before = scored.get(task.key)
-            both = dict.fromkeys((*(before.measures if before else ()), *task.measures))
-            scored[task.key] = replace(task, measures=tuple(both))
+            where = choosing if task.key in choosing else scored  # what is scored on held-out classes may be a choosing run too
+            before = where.setdefault(task.key, task)
+            both = dict.fromkeys((*before.measures, *task.measures))
+            where[task.key] = replace(before, measures=tuple(both))
     return Plan([*choosing.values(), *scored.values()], waiting, len(there))

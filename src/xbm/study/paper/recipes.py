@@ -165,7 +165,7 @@ def draw_candidates(data: str, studies: Sequence[Study]) -> list[Block]:
 def draw_cost(data: str, studies: Sequence[Study]) -> list[Block]:
     rows = []
     for study in studies:
-        taken = [run.measures["cost"]["seconds_per_iteration"] for arm in study.arms for run in study.runs(arm)[:1]]
+        taken = [run.measures["cost"]["seconds_per_iteration"] for arm in study.arms for run in study.finished(arm)[:1]]
         if len(taken) == 2:
             plain, ours = taken
             extra = f"{100 * (ours / plain - 1):+.1f} %".replace("-", "−")

@@ -156,10 +156,13 @@ class Records:
         if before is not None and not values.get("failed"):
             values = {**values, "measures": {**before.measures, **values.get("measures", {})}}
         path = self.folder / file_name(values["config"])
+        older = [name for name, (_, record) in self._read.items() if record is before and name != path.name]
         path.parent.mkdir(parents=True, exist_ok=True)
         lines = [f"{json.dumps(name)}: {json.dumps(value, ensure_ascii=False)}" for name, value in values.items()]
         with replacing(path) as beside:  # a line a part: short to read, and a change of one shows as one
             beside.write_text("{\n" + ",\n".join([f'"format": {FORMAT}', *lines]) + "\n}\n", encoding="utf-8")
+        for name in older:  # the same run under the name it had when there were fewer settings
+            (self.folder / name).unlink(missing_ok=True)
         self.refresh()
         return path
 

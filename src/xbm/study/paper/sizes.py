@@ -83,16 +83,21 @@ def draw_batch_size(data: str, studies: Sequence[Study]) -> list[Block]:
     return blocks if studies else []
 
 
+def _usual(study: Study) -> int:
+    """The batch size that learning rates are chosen at."""
+    return int(_batch(study.setting, SIZES[0], "PK", 0.0).choose["batch.size"])  # type: ignore[index]
+
+
 def _passes(study: Study) -> str:
     """What else than its size differs between batches of two sizes."""
-    found = [run for size in (SIZES[0], SIZES[-1]) for run in study.runs(_batch(study.setting, size, "PK", 0.0))[:1]]
+    found = [run for size in (SIZES[0], SIZES[-1]) for run in study.finished(_batch(study.setting, size, "PK", 0.0))[:1]]
     if len(found) < 2:
         return ""
     often = [run.values["iterations"] * run.config["batch.size"] / run.values["data"]["train_images"] for run in found]
     return (
         f"{study.setting.where}: learning rates are the same at every size. With equal iterations, as in the paper, a batch of "
         f"{SIZES[-1]} goes {often[1]:.0f} times through the training images and one of {SIZES[0]} {often[0]:.0f} times; with "
-        "equal passes all go through them as often as a batch of 64."
+        f"equal passes all go through them as often as a batch of {_usual(study)}."
     )
 
 

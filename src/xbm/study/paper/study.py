@@ -109,6 +109,10 @@ class Study:
         config = self.config(arm, 0)
         return [] if config is None else self.records.seeds(identity(config))
 
+    def finished(self, arm: Arm) -> list[Record]:
+        """Those of them that did not diverge: only they have curves and measures."""
+        return [record for record in self.runs(arm) if not record.values.get("failed")]
+
     def spread(self, arm: Arm, name: str = "recall@1", protocol: str | None = None) -> Spread | None:
         """The scores of an arm, or None where it has not run."""
         found = {record.seed: record.score(name, protocol) for record in self.runs(arm)}

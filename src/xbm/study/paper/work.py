@@ -15,7 +15,9 @@ from xbm.study import balance  # noqa: F401 (a loss that configs name)
 from xbm.study.classification import LOSS as CROSS_ENTROPY
 from xbm.study.paper.plan import Task
 from xbm.study.paper.record import NAMED, Records, file_name, identity
+from xbm.train.checkpoint import read_checkpoint
 from xbm.train.config import Config, override
+from xbm.train.files import replacing
 from xbm.train.finish import device_name
 from xbm.train.metrics import COLUMNS, read_metrics
 from xbm.train.task import pick_device
@@ -35,6 +37,9 @@ def execute(task: Task, config: Config, runs: Path, records: Records, beside: in
     settings = identity(task.config)
     folder = runs / file_name(settings).removesuffix(".json")
     begun = time.monotonic()
+    if task.alone:  # what is timed is timed whole
+        shutil.rmtree(folder, ignore_errors=True)
+    resumed = (folder / "checkpoints" / "last.pt").exists()
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     values: dict[str, Any] = {"config": settings}
@@ -55,7 +60,7 @@ def execute(task: Task, config: Config, runs: Path, records: Records, beside: in
         "chosen": task.chosen,
         "split": f"{task.config.data.holdout:.0%} of the training classes, held out" if task.config.data.holdout else "test",
         "precision": precision_of(config),
-        "wall_seconds": round(time.monotonic() - begun, 1),
+        "wall_seconds": None if resumed else round(time.monotonic() - begun, 1),  # of the whole run
         "runs_beside": beside - 1,
         "versions": versions(),
         "device": device_name(pick_device(config.device)),
@@ -75,12 +80,16 @@ def _trained(task: Task, config: Config, folder: Path) -> dict[str, Any]:
 
     result: dict[str, Any] = {}
     for stop in stages(config, task.measures):
-        kept = snapshot(folder, config.optim.iterations - stop)
-        if not kept.exists():
-            begun = (folder / "config.yaml").exists()
-            result = train(override(config, {"optim.iterations": stop}), folder, resume=begun, quiet=True)
-        if stop < config.optim.iterations and not kept.exists():
-            shutil.copy(folder / "checkpoints" / "last.pt", kept)
+        kept, last = snapshot(folder, config.optim.iterations - stop), folder / "checkpoints" / "last.pt"
+        if kept.exists():
+            continue
+        if last.exists() and read_checkpoint(last)["step"] > stop:  # trained on before this model was wanted: begin again
+            shutil.rmtree(folder)
+        begun = (folder / "config.yaml").exists()
+        result = train(override(config, {"optim.iterations": stop}), folder, resume=begun, quiet=True)
+        if stop < config.optim.iterations:
+            with replacing(kept) as beside:
+                shutil.copy(last, beside)
     return {
         "data": result["data"],
         "iterations": result["iterations"],

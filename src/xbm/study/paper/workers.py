@@ -32,6 +32,7 @@ SILENCE = 30.0  # seconds after which a line says how far the runs are
 class Worker:
     process: BaseProcess
     pipe: Connection
+    another: Callable[[], "Worker"]  # starts one in its place
     task: Task | None = None
     since: float = 0.0
 
@@ -111,6 +112,8 @@ def run_all(
                     rest = (time.monotonic() - begun) / made * to_go
                     tell(f"{made} made, {to_go} to go, about {rest:.0f} s · {name}{shown} · {spent:.0f} s")
                 worker.task = None
+                if said.get("ended"):
+                    workers[workers.index(worker)] = worker.another()
                 plan = planned()
 
 
@@ -128,6 +131,7 @@ def estimate(task: Task, seen: Iterable[Record]) -> float:
         record.values["wall_seconds"] * max(1.0, task.config.optim.iterations / record.values["iterations"])
         for record in seen
         if record.values.get("iterations")
+        and record.values.get("wall_seconds")
         and (long or "lemma" not in record.measures)
         and all(record.config[name] == settings[name] for name in like)
     ]
@@ -181,15 +185,19 @@ def _workers(jobs: int, runs: Path, results: Path) -> Iterator[list[Worker]]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
     os.environ["OMP_NUM_THREADS"] = str(max(1, cores // jobs))  # read by the processes below when they load torch
     context = multiprocessing.get_context("spawn")
-    workers = []
+    workers: list[Worker] = []
     before = signal.signal(signal.SIGTERM, _interrupt) if threading.current_thread() is threading.main_thread() else None
+
+    def start() -> Worker:
+        here, there = context.Pipe()
+        process = context.Process(target=_serve, args=(there, os.getpid(), str(runs), str(results)), daemon=True)
+        process.start()
+        there.close()
+        return Worker(process, here, start)
+
     try:
         for _ in range(jobs):
-            here, there = context.Pipe()
-            process = context.Process(target=_serve, args=(there, os.getpid(), str(runs), str(results)), daemon=True)
-            process.start()
-            there.close()
-            workers.append(Worker(process, here))
+            workers.append(start())
         yield workers
     finally:
         for worker in workers:
@@ -217,7 +225,7 @@ def _serve(pipe: Connection, parent: int, runs: str, results: str) -> None:
             said = pipe.recv()
         except EOFError:
             return
-        error = ""
+        error, ended = "", False
         try:
             records = Records(Path(results))
             execute(unpack(said["task"]), from_dict(said["config"]), Path(runs), records, said["beside"])
@@ -225,8 +233,10 @@ def _serve(pipe: Connection, parent: int, runs: str, results: str) -> None:
             error = str(trouble)
         except Exception as trouble:  # one run's bug must not take the others with it; told as it is
             traceback.print_exc()
-            error = f"{type(trouble).__name__}: {trouble}"
-        pipe.send({"error": error})
+            error, ended = f"{type(trouble).__name__}: {trouble}", True  # its device may be of no use to this process any more
+        pipe.send({"error": error, "ended": ended})
+        if ended:
+            return
 
 
 def _outlive(parent: int) -> None:
