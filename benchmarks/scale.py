@@ -1,17 +1,16 @@
 """`python -m benchmarks.scale`: bytes a step sends and the step time to expect, for banks up to a billion rows.
 
 Counted: bytes, by the formulas that tests/distributed/test_scale.py holds against what the ranks count as they send.
-Measured: the one-GPU passes, from results/h200-losses.json. Arithmetic: everything else, from link speeds that are stated
+Measured: the one-GPU passes, from results/h200-losses*.json. Arithmetic: everything else, from link speeds that are stated
 and not measured.
 """
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
-RESULTS = Path(__file__).parent / "results" / "h200-losses.json"
+from benchmarks.gpu_page import loss_steps
+
 LINKS = {"NVLink, one host": 300e9, "400 Gb/s between hosts": 40e9}  # bytes a second a GPU can use, assumed
 EXCHANGE = 25e-6  # seconds an exchange takes however small it is, assumed
 
@@ -71,9 +70,11 @@ class Step:
 @cache
 def measured() -> dict[tuple[int, int], float]:
     """Contrastive loss and gradient in a CUDA graph, 64 anchors; rows and columns of bfloat16: milliseconds."""
-    cases = [case for case in json.loads(RESULTS.read_text())["cases"] if case["case"] == "contrastive, few valid, in a graph"]
-    sizes = [tuple(int(side) for side in case["part"].split("x")) for case in cases]
-    return {(rows, dim): case["ms"] for (rows, dim), case in zip(sizes, cases, strict=True)}
+    found = {}
+    for part, (_, cases) in loss_steps().items():
+        rows, dim = (int(side) for side in part.split("x"))
+        found[rows, dim] = cases["contrastive, few valid, in a graph"]["ms"]
+    return found
 
 
 def pass_ms(rows: float, dim: int, anchors: int) -> float:

@@ -13,5 +13,6 @@ def test_the_readme_quotes_the_results():
     readme = (ROOT / "README.md").read_text()
     (_, by_name), schedule = loss_steps()["59551x512"], read("schedule")
     ours, theirs = (by_name[name]["ms"] for name in (OURS, THEIRS))
-    quoted = f"adds {ours:.3f} ms\n  to a step (pytorch-metric-learning: {theirs:.2f})"
-    assert quoted in readme and f"takes {schedule['seconds']['in all']:.0f} s" in readme
+    words = " ".join(readme.split())
+    assert f"both take {ours:.3f} ms against 59,551 × 512 rows in a recorded step" in words
+    assert f"(pytorch-metric-learning: {theirs:.2f})" in words and f"takes {schedule['seconds']['in all']:.0f} s" in words

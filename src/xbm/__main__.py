@@ -5,6 +5,8 @@ import sys
 
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)  # full, or not for this user to write to
 
+PATH = (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOENT)  # a folder in place of a file, or the other way round
+
 
 def main() -> None:
     try:
@@ -21,9 +23,10 @@ def main() -> None:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     except OSError as error:
-        if error.errno not in DISK:
+        if error.errno not in (*DISK, *PATH):
             raise
-        print(f"error: {error.filename or 'the disk'} cannot be written or read ({error.strerror}): make room", file=sys.stderr)
+        what, mend = error.filename or "the disk", "make room" if error.errno in DISK else "give another path"
+        print(f"error: {what} cannot be written or read ({error.strerror}): {mend}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
 from typer.main import get_command
@@ -71,6 +72,16 @@ def test_bad_input_is_one_sentence_and_exit_code_2(monkeypatch):
 def test_a_full_disk_is_one_sentence_too(monkeypatch):
     code, said = ends(monkeypatch, OSError(28, "No space left on device", "/x.npz"))
     assert code == 2 and said == "error: /x.npz cannot be written or read (No space left on device): make room\n"
+
+
+def test_a_folder_in_place_of_a_file_is_one_sentence_too(monkeypatch):
+    code, said = ends(monkeypatch, IsADirectoryError(21, "Is a directory", "/x"))
+    assert code == 2 and said == "error: /x cannot be written or read (Is a directory): give another path\n"
+
+
+def test_the_version_is_told():
+    code, out, _ = xbm("--version")
+    assert (code, out) == (0, f"{version('xbm')}\n")
 
 
 def test_ctrl_c_is_no_accident(monkeypatch):

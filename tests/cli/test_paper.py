@@ -5,7 +5,11 @@ import pytest
 
 from tiny import xbm
 from xbm.study.paper import workers
+from xbm.study.paper.record import Records, identity
 from xbm.study.paper.workers import Outcome
+from xbm.train.presets import preset
+
+ABOUT = {"date": "2026-01-31", "device": "cpu", "precision": "fp32"}
 
 
 @pytest.fixture
@@ -58,7 +62,18 @@ def test_mistakes_end_in_a_sentence(asked, words, message):
     assert code == 2 and message in err
 
 
+def test_an_experiment_that_says_nothing_about_the_data_is_told(asked, tmp_path):
+    code, _, err = xbm("paper", "run", "table-1", "--data", "glyphs", "--results", tmp_path)
+    assert code == 2 and "table-1: nothing of it is for this data" in err
+
+
+def test_a_report_of_nothing_leaves_what_was_written(tmp_path):
+    code, _, err = xbm("paper", "report", "--results", tmp_path / "r", "--out", tmp_path / "docs")
+    assert code == 2 and "holds no results" in err and not (tmp_path / "docs").exists()
+
+
 def test_the_report_is_written(tmp_path):
+    Records(tmp_path / "r").write({"config": identity(preset("sop")), "failed": "iteration 3", **ABOUT})
     code, out, err = xbm("paper", "report", "--results", tmp_path / "r", "--out", tmp_path / "docs")
     assert code == 0, err
     pages = [tmp_path / "docs" / name for name in ("results.md", "robustness.md")]

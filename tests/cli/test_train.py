@@ -173,6 +173,11 @@ def test_settings_are_cut_at_the_first_equals():
     assert parse_settings(None) == {}
 
 
+def test_no_memory_and_a_size_of_it_contradict_each_other():
+    code, _, said = xbm("train", "glyphs", "--no-memory", "--set", "memory.ratio=0.5")
+    assert code == 2 and "--no-memory is memory.ratio=0: leave one of the two out" in said
+
+
 @pytest.mark.parametrize("setting", ["recipe=paper", "preset = cars"])
 def test_what_would_only_rename_the_run_is_refused(setting):
     with pytest.raises(InputError, match="would only rename the run"):

@@ -148,6 +148,22 @@ def test_choosing_on_the_test_classes_is_refused():
     check(override(Config(), {"log.evaluate_every": 10, "data.holdout": 0.2}))
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"optim.weight_decay": -1}, "optim.weight_decay=-1.0 cannot be: give 0 or more"),
+        ({"optim.weight_decay": "nan"}, "optim.weight_decay=nan cannot be"),
+        ({"memory.weight": -1}, "memory.weight=-1.0 cannot be"),
+        ({"optim.lr": "inf"}, "optim.lr=inf cannot be: give a finite number"),
+        ({"optim.decay_at": "-5"}, r"optim.decay_at=\(-5,\) cannot be"),
+        ({"loss.options": "{margin: .nan}"}, "loss.options margin=nan cannot be: give a finite number"),
+    ],
+)
+def test_numbers_that_no_run_can_use_are_refused(settings, message):
+    with pytest.raises(InputError, match=message):
+        check(override(Config(), settings))
+
+
 def test_flat_names_every_setting_once():
     names = flat(Config())
     assert {"seed", "memory.ratio", "optim.decay_at", "loss.options"} <= names.keys()

@@ -13,6 +13,7 @@ from xbm.memory import CrossBatchMemory
 from xbm.train import job as jobs
 from xbm.train import loop
 from xbm.train.checkpoint import read_checkpoint
+from xbm.train.files import held
 from xbm.train.loop import train
 from xbm.train.metrics import read_metrics
 
@@ -233,6 +234,14 @@ def test_a_folder_in_use_is_not_written_to(photos, tmp_path):
     with pytest.raises(InputError, match=r"already holds a run: go on with --resume .*run, or give another --out"):
         train(tiny_config(photos), tmp_path / "run", quiet=True)
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")} == before
+
+
+def test_a_run_that_is_being_trained_is_not_resumed_by_another(photos, tmp_path):
+    config = tiny_config(photos, optim__iterations=2)
+    train(config, tmp_path / "run", quiet=True)
+    with held(tmp_path / "run"), pytest.raises(InputError, match="is being trained by another process"):
+        train(config, tmp_path / "run", resume=True, quiet=True)
+    train(config, tmp_path / "run", resume=True, quiet=True)
 
 
 def test_a_folder_without_a_run_is_not_resumed(photos, tmp_path):

@@ -3,6 +3,8 @@
 Nothing heavy is imported before a command runs, so that `xbm --help` answers at once.
 """
 
+from typing import Annotated
+
 import typer
 
 from xbm.cli import (
@@ -26,10 +28,22 @@ app = typer.Typer(
     name="xbm",
     help="Learn embeddings with a memory: train, evaluate, explain and use image-retrieval models.",
     no_args_is_help=True,
+    invoke_without_command=True,
     pretty_exceptions_enable=False,
     add_completion=False,
     rich_markup_mode="markdown",
 )
+
+
+@app.callback()
+def options(version: Annotated[bool, typer.Option("--version", help="say which version this is")] = False) -> None:
+    if version:
+        from importlib.metadata import version as installed
+
+        print(installed("xbm"))
+        raise typer.Exit
+
+
 app.command()(demo.demo)
 app.command()(train.train)
 app.command()(evaluate.evaluate)

@@ -87,6 +87,8 @@ def run(
         records = Records(results)
         settings = machine.settings()
         first = plan(chosen_experiments, settings, seeds, records)
+        if not (first.done or first.ready or first.waiting):
+            raise InputError(f"{', '.join(names)}: nothing of it is for this data: `xbm paper` lists what each is for")
         tell(f"{first.done} runs are there, {len(first.ready)} can start, {first.waiting} wait for a learning rate")
         outcome = run_all(
             lambda: plan(chosen_experiments, settings, seeds, records),
@@ -112,12 +114,15 @@ def report(
 
     Example: `xbm paper report` · `xbm paper report --data cars=~/cars`
     """
+    from xbm.errors import InputError
     from xbm.study.paper.experiment import base, setting_of
     from xbm.study.paper.machine import machine_of
     from xbm.study.paper.page import BEYOND_THE_PAPER, RESULTS, write_page
     from xbm.study.paper.record import Records
     from xbm.train.dataset import read_data
 
+    if not len(Records(results)):
+        raise InputError(f"{results} holds no results: give the folder that `xbm paper run` writes to")
     datasets = {}
     if data:
         machine = machine_of(data, [])

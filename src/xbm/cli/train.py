@@ -67,6 +67,8 @@ def train(
         chosen, folder = configs.load(resume / "config.yaml"), resume
     else:
         one_by_one = parse_settings(settings)
+        if not memory and "memory.ratio" in one_by_one:
+            raise InputError("--no-memory is memory.ratio=0: leave one of the two out")
         if config is not None:
             if preset or loss or trunk or recipe:
                 raise InputError("--config holds all settings: change single ones with --set, and leave the preset out")

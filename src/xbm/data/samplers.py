@@ -99,7 +99,8 @@ class PKSampler:
         classes, self._class_of = np.unique(np.asarray(labels), return_inverse=True)
         if len(classes) < classes_per_batch:
             raise InputError(
-                f"a batch needs {classes_per_batch} different classes but there are {len(classes)}: take fewer a batch"
+                f"a batch needs {classes_per_batch} different classes but there are {len(classes)} to train on: make it "
+                f"smaller (batch.size={len(classes) * images_per_class}), or take more images of a class (batch.per_class)"
             )
         self._sizes = np.bincount(self._class_of)
         self._groups = -(-self._sizes // images_per_class)

@@ -1,5 +1,6 @@
 """The one typed object that describes a run, and the strict way into it: an unknown key names the nearest valid one."""
 
+import math
 import types
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
@@ -137,12 +138,20 @@ def check(config: Config) -> None:
     least = {
         "seed": 0, "batch.size": 1, "batch.per_class": 1, "batch.accumulate": 1, "memory.ratio": 0, "memory.start": 0,
         "memory.updates_per_step": 1, "optim.lr": 0, "optim.iterations": 1, "log.every": 1, "log.checkpoint_every": 1,
-        "log.evaluate_every": 0, "data.holdout": 0,
+        "log.evaluate_every": 0, "data.holdout": 0, "optim.weight_decay": 0, "memory.weight": 0, "memory.batch_weight": 0,
+        "memory.alpha": 0, "model.dim": 1, "data.resize": 1, "data.crop": 1,
     }  # fmt: skip
     values = flat(config)
     for name, lowest in least.items():
         if not values[name] >= lowest:
             raise InputError(f"{name}={values[name]} cannot be: give {lowest} or more")
+        if values[name] == math.inf:
+            raise InputError(f"{name}=inf cannot be: give a finite number")
+    if any(step < 0 for step in config.optim.decay_at):
+        raise InputError(f"optim.decay_at={config.optim.decay_at} cannot be: give iterations, 0 or more")
+    for name, value in config.loss.options.items():
+        if not math.isfinite(value):
+            raise InputError(f"loss.options {name}={value} cannot be: give a finite number")
     if config.log.evaluate_every and not config.data.holdout:
         raise InputError(
             "log.evaluate_every scores held-out training classes, the test classes wait for the end: "

@@ -37,8 +37,37 @@ def disk_trouble_told(folder: Path) -> Iterator[None]:
     """Turns what the operating system says about a run folder (full, not writable, gone) into an `InputError`."""
     try:
         yield
+    except (FileExistsError, NotADirectoryError) as error:
+        raise InputError(f"could not write to {error.filename or folder}, which is no folder: give another --out") from None
     except OSError as error:
         raise unwritable(error.filename or folder, error.strerror or str(error), folder / "checkpoints" / "last.pt") from None
+
+
+@contextmanager
+def held(folder: Path, first: bool = True) -> Iterator[None]:
+    """A run folder for this process alone, as long as it lives: two that train in one would spoil each other's checkpoints.
+
+    Args:
+        first: whether this is the process that writes, of those that train together.
+    """
+    try:
+        import fcntl
+    except ImportError:  # not on this operating system
+        first = False
+    if not first:
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(f"{folder} is being trained by another process: wait for it to end, or stop it first") from None
+        except OSError:  # a file system without locks
+            pass
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def unwritable(where: str | Path, reason: str, last: Path) -> InputError:

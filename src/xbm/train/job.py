@@ -93,6 +93,12 @@ class Job:
     def where(self) -> str:
         return str(self.device) if self.ranks.world == 1 else f"{self.device.type}, {self.ranks.world} processes"
 
+    @property
+    def about(self) -> str:
+        train, query = self.dataset.train, self.dataset.protocols[0].query
+        trained = f"{self.config.data.name}: {len(train)} images of {train.num_classes} classes on {self.where}"
+        return f"{trained}; {len(query)} of {query.num_classes} classes to test on"
+
     def _precision(self, name: str) -> torch.dtype:
         known = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
         if name == "auto":

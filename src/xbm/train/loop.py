@@ -23,7 +23,7 @@ from xbm.errors import InputError
 from xbm.train.config import Config, check
 from xbm.train.console import Console
 from xbm.train.dataset import begin_run, read_run
-from xbm.train.files import disk_trouble_told
+from xbm.train.files import disk_trouble_told, held
 from xbm.train.finish import finish, score
 from xbm.train.graph import Recorded, why_not
 from xbm.train.job import TALLY, Iteration, Job
@@ -34,6 +34,7 @@ from xbm.train.watch import spread_of
 def train(config: Config, folder: Path, resume: bool = False, quiet: bool = False) -> dict[str, Any]:
     """Trains as `config` says, writes everything under `folder`, and returns the final figures."""
     check(config)
+    first = the_ranks().first
     begun = (folder / "config.yaml").exists()
     if begun and not resume:
         raise InputError(f"{folder} already holds a run: go on with --resume {folder}, or give another --out")
@@ -41,14 +42,14 @@ def train(config: Config, folder: Path, resume: bool = False, quiet: bool = Fals
         raise InputError(f"{folder} holds no run: give the folder that `xbm train` printed")
     with disk_trouble_told(folder):
         dataset = read_run(config, folder) if resume else begin_run(config, folder, the_ranks())
-        job = Job(config, dataset, folder)
-        start = job.restore() if resume and job.last.exists() else 0
-        job.ranks.wait()  # from here on rank 0 writes
-        with Metrics(folder, start, config, job.ranks.first) as metrics, Console(config, start, quiet, job.ranks) as console:
-            classes = dataset.train.num_classes
-            console.say(f"{config.data.name}: {len(dataset.train)} images of {classes} classes on {job.where}")
-            run(job, start, metrics, console)
-            return finish(job, console)
+        with held(folder, first):
+            job = Job(config, dataset, folder)
+            start = job.restore() if resume and job.last.exists() else 0
+            job.ranks.wait()  # from here on rank 0 writes
+            with Metrics(folder, start, config, first) as metrics, Console(config, start, quiet, job.ranks) as console:
+                console.say(job.about)
+                run(job, start, metrics, console)
+                return finish(job, console)
 
 
 def run(job: Job, start: int, metrics: Metrics, console: Console) -> None:

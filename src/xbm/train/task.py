@@ -111,7 +111,8 @@ def loss_of(config: Config, reduction: str | None = None) -> PairLoss:
     except TypeError as error:
         if isinstance(error, InputError):
             raise
-        raise InputError(f"loss.options={loss.options} do not fit the {loss.name} loss ({error})") from None
+        known = getattr(LOSSES[loss.name], "hyperparameters", ())
+        raise InputError(f"loss.options={loss.options} do not fit the {loss.name} loss: it takes {', '.join(known)}") from None
     assert isinstance(made, nn.Module)
     return made  # type: ignore[return-value]
 

@@ -41,7 +41,7 @@ def test_the_presets_are_run_as_they_are(data):
 def test_presets_stand_beside_the_papers_values(drawn):
     table = drawn("s-table-7")[0]
     assert table.rows[0] == ["paper", "0.0001", "1400", "2000", "–", "0.1", "0.9"]
-    assert table.rows[1] == ["`xbm train cars`", "0.0001", "1400", "2000", "1", "0.1", "0.9"]
+    assert table.rows[1] == ["`xbm train cars --recipe paper`", "0.0001", "1400", "2000", "1", "0.1", "0.9"]
 
 
 def test_the_tricks_are_rows_of_their_own(drawn):

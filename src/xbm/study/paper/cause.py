@@ -21,7 +21,7 @@ BARE, SUM, LEVEL, YOUNG = "no memory", "summed", "balanced", f"summed, rows {YOU
 
 SHARES = (
     "What an anchor's gradient is made of at the end of training, seed 0: mean norms of the pull of positives and of the push "
-    "of valid negatives, and the median age, in steps, of the memory's rows and of those that push:"
+    "of valid negatives, and the median age of the memory's rows and of those that push, in batches enqueued since:"
 )
 
 

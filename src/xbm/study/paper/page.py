@@ -25,8 +25,10 @@ its config, data set, split, trunk, weights, seed, device, versions, date and sc
 
 R@K is in percent, exact, by the data set's own protocol. "66.8 ± 0.4" is the mean over seeds and its standard error; a gain
 is the mean of the differences seed by seed. Learning rates were chosen on held-out *training* classes, with as many candidates
-for every method; the test classes were met once, with what was chosen. "w/ M" adds the loss against a memory to the batch's.
-Figures marked "paper" are copied from the paper, whose trunks and data are named there.
+for every method; the test classes were met once, with what was chosen. "w/ M" adds the loss against a memory to the batch's:
+for CUB and Cars one that averages an image's views (m = 0.9, as the paper's Table 7 has it), for the others a queue. A learning
+rate "at the edge" is the smallest or largest of those tried. Figures marked "paper" are copied from the paper, whose trunks and
+data are named there.
 """
 
 

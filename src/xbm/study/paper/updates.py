@@ -28,13 +28,13 @@ def _plain_queue(setting: Setting) -> Arm:
 
 def momentum_arms(setting: Setting) -> list[Arm]:
     kept = {**CONTRASTIVE, "memory.update": "moving_average"}
-    arms = [Arm(f"m = {m:g}", {**kept, "memory.momentum": m}, {"memory.momentum": 0.9}) for m in published.MOMENTA]
+    arms = [Arm(f"m = {m:g}", {**kept, "memory.momentum": m}, {"memory.momentum": 0.9}, "m = 0.9") for m in published.MOMENTA]
     return [_plain_queue(setting), *arms]
 
 
 def alpha_arms(setting: Setting) -> list[Arm]:
     kept = {**CONTRASTIVE, "memory.update": "backprop", "memory.momentum": 0.0}
-    arms = [Arm(f"α = {a:g}", {**kept, "memory.alpha": a}, {"memory.alpha": 0.1}) for a in published.ALPHAS]
+    arms = [Arm(f"α = {a:g}", {**kept, "memory.alpha": a}, {"memory.alpha": 0.1}, "α = 0.1") for a in published.ALPHAS]
     return [_plain_queue(setting), *arms]
 
 
@@ -47,7 +47,7 @@ def faster_arms(setting: Setting) -> list[Arm]:
 
 
 def preset_arms(setting: Setting) -> list[Arm]:
-    """The data set's preset as `xbm train` has it: the paper's recipe to the letter, with Table 7's values."""
+    """The data set's preset by the recipe `paper`: to the letter, with Table 7's values."""
     wanted, usual = flat(preset(setting.data, trunk=setting.trunk)), flat(base(setting))
     changed = {name: wanted[name] for name in wanted if wanted[name] != usual[name] and name not in APART}
     kept = {name: value for name, value in changed.items() if name not in ("model.weights", "log.every")}
@@ -101,7 +101,8 @@ def draw_presets(data: str, studies: Sequence[Study]) -> list[Block]:
         rows = [
             ["paper", f"{lr:g}", str(decay or NONE), str(iterations), f"{ratio:g}" if ratio else NONE, f"{alpha:g}", f"{m:g}"],
             [
-                f"`xbm train {data}`", f"{ours.optim.lr:g}", str(ours.optim.decay_at[0]) if ours.optim.decay_at else NONE,
+                f"`xbm train {data} --recipe paper`", f"{ours.optim.lr:g}",
+                str(ours.optim.decay_at[0]) if ours.optim.decay_at else NONE,
                 str(ours.optim.iterations), f"{ours.memory.ratio:g}", f"{ours.memory.alpha:g}" if keyed else "0",
                 f"{ours.memory.momentum:g}" if ours.memory.momentum is not None else "0",
             ],
