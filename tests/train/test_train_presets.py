@@ -118,7 +118,8 @@ def test_auto_averages_the_views_of_an_image_where_the_trunk_is_pretrained():
         memory = preset(*given, recipe="auto", **more).memory
         return memory.update, memory.momentum, memory.ratio
 
-    assert kept("cars") == kept("own") == kept("glyphs", trunk="googlenet") == ("moving_average", 0.9, 1.0)
+    assert kept("cars") == kept("cub") == kept("own") == kept("glyphs", trunk="googlenet") == ("moving_average", 0.9, 1.0)
+    assert kept("sop") == ("queue", None, 1.0) and kept("inshop", trunk="resnet50") == ("queue", None, 0.2)  # Table 7's
     assert kept("glyphs") == kept("cars", trunk="small") == kept("cars", weights="none") == ("queue", None, 1.0)
 
 

@@ -35,7 +35,7 @@ def paper(
         "experiment", "what", "in the paper", "runs there", caption="xbm paper run NAME --data cars=DIR [--trunk NAME]"
     )
     for experiment in ALL.values():
-        studies = [Study(experiment, setting, records) for setting in settings]
+        studies = [Study(experiment, setting, records) for setting in settings if experiment.suits(setting)]
         there = {id(run) for study in studies for arm in study.arms for run in study.runs(arm)}
         table.add_row(experiment.name, experiment.title, experiment.source, str(len(there)))
     table.add_row("smoke", "All of them in miniature, on the built-in glyphs", "", "")

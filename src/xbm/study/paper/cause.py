@@ -47,7 +47,9 @@ def draw_cause(data: str, studies: Sequence[Study]) -> list[Block]:
         if not {BARE, SUM, LEVEL} <= first.keys():
             continue
         panels = [
-            _panel("Negatives over positives, memory", "valid pairs", {k: ratio(first[k]) for k in (SUM, LEVEL)}, y_log=True),
+            _panel(
+                "Negatives over positives, memory", "valid pairs, ratio", {k: ratio(first[k]) for k in (SUM, LEVEL)}, y_log=True
+            ),
             _panel("Drift over 100 steps", "squared distance", {k: first[k].curve("drift_100") for k in (BARE, SUM, LEVEL)}),
             _panel("Effective rank of a batch", "", {k: first[k].curve("effective_rank") for k in (BARE, SUM, LEVEL)}),
         ]

@@ -37,11 +37,13 @@ def save(data: Any, path: Path) -> None:
 
 def draw(data: Any) -> "Figure":
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogFormatter
 
     panels = data["panels"]
     columns = 2 if len(panels) == 4 else min(3, len(panels))
     rows = -(-len(panels) // columns)
     figure = Figure(figsize=(0.6 + 3.5 * columns, 3.0 * rows), layout="constrained")
+    figure.get_layout_engine().set(h_pad=0.12)  # type: ignore[union-attr, call-arg]
     for k, panel in enumerate(panels):
         axes = figure.add_subplot(rows, columns, k + 1)
         for n, line in enumerate(panel["lines"]):
@@ -56,6 +58,8 @@ def draw(data: Any) -> "Figure":
             )
         if panel.get("y_log"):
             axes.set_yscale("log")
+            for which in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+                which(LogFormatter(labelOnlyBase=False))  # 0.3 and 2, not 3 × 10⁻¹
         if panel.get("ticks"):
             axes.set_xticks(panel["ticks"], [f"{tick:g}" for tick in panel["ticks"]])
             axes.minorticks_off()

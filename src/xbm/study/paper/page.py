@@ -58,7 +58,12 @@ A pretrained trunk is the other case. The memory's valid negatives are the look-
 fewer as training goes on, and to hold their push back costs accuracy: on held-out classes of Cars the sum is ahead of the
 balanced form with either kind of memory. So there `auto` sums, as the paper does. Such a trunk also moves an image's embedding
 little between two visits to it: the memory has a slot for every image and averages its views (m = 0.9, as the paper has it for
-Cars). A net from scratch moves too fast for that, and gets a queue. Which case it is, the weights it starts from say.
+Cars). A net from scratch moves too fast for that, and gets a queue; so do the large data sets, where a pass takes many hundred
+iterations and the paper's own table has the queue ahead. Which case it is, the weights and the data set say.
+
+In the tables `paper` is Algorithm 1 to the letter: pairs summed, after the warm-up the loss against the memory alone, which is
+kept as the paper's Table 7 has it for the data set. `official` is what the released code does with a memory: a queue, and its
+loss added to the batch's, pairs summed. Schedule, augmentation and pooling are the data set's preset for all.
 
 One run with ResNet-50 and a balanced memory of slots met the test classes of Cars before this was settled on the held-out ones;
 its file is among the results, no choice rests on it and no table shows it.

@@ -32,7 +32,7 @@ def recipes(setting: Setting) -> dict[str, dict[str, Any]]:
     return {
         "paper": {**memory, **SUMMED, "memory.batch_weight": 0.0},
         "official": {**QUEUE, **SUMMED, "memory.fill": False, "memory.batch_weight": 1.0},
-        OURS: recipe_of(OURS, setting.weights),
+        OURS: recipe_of(OURS, setting.weights, setting.data),
     }
 
 
@@ -97,7 +97,10 @@ def candidate_arms(setting: Setting) -> list[Arm]:
 
 def cost_arms(setting: Setting) -> list[Arm]:
     """Short runs to be timed: the plain queue, and `auto`."""
-    kinds = {"plain queue": {**QUEUE, **SUMMED, "memory.batch_weight": 1.0}, OURS: recipe_of(OURS, setting.weights)}
+    kinds = {
+        "plain queue": {**QUEUE, **SUMMED, "memory.batch_weight": 1.0},
+        OURS: recipe_of(OURS, setting.weights, setting.data),
+    }
     return [
         Arm(label, {"loss.name": "contrastive", **kind, **SHORT}, choose=None, measures=("cost",), seeds=1)
         for label, kind in kinds.items()
