@@ -37,13 +37,13 @@ def save(data: Any, path: Path) -> None:
 
 def draw(data: Any) -> "Figure":
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
     from matplotlib.ticker import LogFormatter
 
     panels = data["panels"]
     columns = 2 if len(panels) == 4 else min(3, len(panels))
     rows = -(-len(panels) // columns)
-    figure = Figure(figsize=(0.6 + 3.5 * columns, 3.0 * rows), layout="constrained")
-    figure.get_layout_engine().set(h_pad=0.12)  # type: ignore[union-attr, call-arg]
+    figure = Figure(figsize=(0.6 + 3.5 * columns, 3.0 * rows), layout=ConstrainedLayoutEngine(h_pad=0.12))
     for k, panel in enumerate(panels):
         axes = figure.add_subplot(rows, columns, k + 1)
         for n, line in enumerate(panel["lines"]):
