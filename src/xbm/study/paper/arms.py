@@ -41,23 +41,22 @@ def queue(setting: Setting) -> Arm:
 
 
 def sized(setting: Setting, loss: str, size: int, ratio: float, sampler: str = "pk", passes: bool = False) -> Arm:
-    """A loss at some batch size and memory ratio. The learning rate is the one chosen at batch size 64, PK, R_M 0 or 1.
+    """A loss at some batch size and memory ratio. The learning rate is the one chosen at the usual size, PK, R_M 0 or 1.
 
     Args:
-        passes: as many passes through the training images as at batch size 64, instead of as many iterations.
+        passes: as many passes through the training images as at the usual size, instead of as many iterations.
     """
+    optim, many = base(setting).optim, base(setting).batch.size
     label = f"{loss}, batch {size}, {sampler}, R_M = {ratio:g}"
     settings = {"loss.name": LOSSES[loss], **QUEUE, "memory.ratio": ratio, "batch.size": size, "batch.sampler": sampler}
-    usual: dict[str, Any] = {"batch.size": 64, "batch.sampler": "pk", "memory.ratio": min(1.0, ratio * 1e9)}
-    if setting.data == "glyphs":
-        usual["batch.size"] = 32
+    usual: dict[str, Any] = {"batch.size": many, "batch.sampler": "pk", "memory.ratio": min(1.0, ratio * 1e9)}
     if passes:
         label += ", equal passes"
-        optim, times = base(setting).optim, usual["batch.size"] / size
+        times = many / size
         usual |= {"optim.iterations": optim.iterations, "optim.decay_at": optim.decay_at}
         decays = tuple(round(times * step) for step in optim.decay_at)
         settings |= {"optim.iterations": round(times * optim.iterations), "optim.decay_at": decays}
     off = OFF if ratio == 0 else {}
-    chosen_as = f"{loss}, batch {usual['batch.size']}, pk, R_M = {1 if ratio else 0}"
-    is_queue = (loss, size, ratio, sampler) == ("contrastive", usual["batch.size"], 1.0, "pk")
+    chosen_as = f"{loss}, batch {many}, pk, R_M = {1 if ratio else 0}"
+    is_queue = (loss, size, ratio, sampler) == ("contrastive", many, 1.0, "pk")
     return Arm(label, {**settings, **off}, {**usual, **off}, chosen_as, queue(setting).measures if is_queue else ())

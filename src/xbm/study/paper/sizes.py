@@ -6,7 +6,7 @@ from typing import Any
 from xbm.study.paper import published
 from xbm.study.paper.arms import LOSSES, sized
 from xbm.study.paper.blocks import NONE, Block, Claim, Figure, Table, spread
-from xbm.study.paper.experiment import Arm, Experiment, Setting
+from xbm.study.paper.experiment import Arm, Experiment, Setting, base
 from xbm.study.paper.losses import choices
 from xbm.study.paper.study import Spread, Study
 
@@ -83,11 +83,6 @@ def draw_batch_size(data: str, studies: Sequence[Study]) -> list[Block]:
     return blocks if studies else []
 
 
-def _usual(study: Study) -> int:
-    """The batch size that learning rates are chosen at."""
-    return int(_batch(study.setting, SIZES[0], "PK", 0.0).choose["batch.size"])  # type: ignore[index]
-
-
 def _passes(study: Study) -> str:
     """What else than its size differs between batches of two sizes."""
     found = [run for size in (SIZES[0], SIZES[-1]) for run in study.finished(_batch(study.setting, size, "PK", 0.0))[:1]]
@@ -97,7 +92,7 @@ def _passes(study: Study) -> str:
     return (
         f"{study.setting.where}: learning rates are the same at every size. With equal iterations, as in the paper, a batch of "
         f"{SIZES[-1]} goes {often[1]:.0f} times through the training images and one of {SIZES[0]} {often[0]:.0f} times; with "
-        f"equal passes all go through them as often as a batch of {_usual(study)}."
+        f"equal passes all go through them as often as a batch of {base(study.setting).batch.size}."
     )
 
 
