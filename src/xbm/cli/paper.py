@@ -121,11 +121,12 @@ def report(
     from xbm.study.paper.record import Records
     from xbm.train.dataset import read_data
 
-    if not len(Records(results)):
+    records = Records(results)
+    if not len(records):
         raise InputError(f"{results} holds no results: give the folder that `xbm paper run` writes to")
     datasets = {}
     if data:
         machine = machine_of(data, [])
         datasets = {name: read_data(machine.place(base(setting_of(name))).data) for name in machine.data}
     for document in (RESULTS, BEYOND_THE_PAPER):
-        print(write_page(Records(results), out, datasets, document=document))
+        print(write_page(records, out, datasets, document=document))
