@@ -1,7 +1,8 @@
 import ctypes
 import random
+import subprocess
+import sys
 import warnings
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -229,19 +230,32 @@ def test_a_caller_that_trains_in_low_precision_gets_the_same_scores_and_keeps_it
     agree(found, expected)
 
 
-def process_mib(field):
+PEAKS = """
+import ctypes
+from pathlib import Path
+import torch
+from xbm.retrieval import evaluate, similarity
+
+def mib(field):
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(f"{field}:"))
 
-
-@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="the peak is read from Linux' /proc")
-@pytest.mark.parametrize(("count", "classes"), [(6000, 2000), (3500, 20)], ids=["counting", "sorting"])
-def test_the_work_space_stays_within_its_bound(count, classes, monkeypatch):
-    monkeypatch.setattr(similarity, "WORK_BYTES", 32 * 2**20)
-    x, labels = torch.randn(count, 8), torch.arange(count) % classes  # all at once would be 140 MiB and more
+similarity.WORK_BYTES = 32 * 2**20
+for count, classes in [(6000, 2000), (3500, 20)]:  # counting, sorting; all at once would be 140 MiB and more
+    x, labels = torch.randn(count, 8), torch.arange(count) % classes
     evaluate(x[: classes * 2], labels[: classes * 2])
-    ctypes.CDLL(None).malloc_trim(0)  # what earlier tests have freed would hide what this one takes
-    before = process_mib("VmRSS")
+    ctypes.CDLL(None).malloc_trim(0)  # what is free already would hide what is taken
+    before = mib("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")
     evaluate(x, labels)
-    assert process_mib("VmHWM") - before < 32 + 8
+    print(mib("VmHWM") - before)
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="the peak is read from Linux' /proc")
+def test_the_work_space_stays_within_its_bound():
+    # A process of its own: the heap that thousands of tests leave behind is in pieces and grows by more than is asked for.
+    printed = subprocess.run([sys.executable, "-c", PEAKS], capture_output=True, text=True, check=True).stdout
+    counting, sorting = map(float, printed.split())
+    assert 8 < counting < 32 + 8
+    assert 8 < sorting < 32 + 8
