@@ -6,6 +6,8 @@ import sys
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)  # full, or not for this user to write to
 PATH = (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOENT)  # a folder in place of a file, or the other way round
 
+NO_ROOM = ("out of memory", "can't allocate memory", "not enough memory", "size calculation overflowed")  # torch's words
+
 
 def main() -> None:
     try:
@@ -26,6 +28,13 @@ def main() -> None:
             raise
         what, mend = error.filename or "the disk", "make room" if error.errno in DISK else "give another path"
         print(f"error: {what} cannot be written or read ({error.strerror}): {mend}", file=sys.stderr)
+        sys.exit(2)
+    except (MemoryError, RuntimeError) as error:
+        if not (isinstance(error, MemoryError) or any(words in str(error) for words in NO_ROOM)):
+            raise
+        where = "GPU" if "CUDA" in str(error) else "machine"
+        mend = "a smaller batch.size, memory.ratio or model.dim takes less, memory.dtype=bfloat16 halves the memory's rows"
+        print(f"error: the {where} has not enough memory for this: {mend}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)

@@ -16,3 +16,8 @@ def test_the_drift_of_a_finished_run(own_photos, tmp_path):
 def test_a_folder_without_a_run(tmp_path):
     code, _, err = xbm("drift", tmp_path)
     assert code == 2 and "does not exist" in err
+
+
+def test_the_figure_is_an_svg(tmp_path):
+    code, _, err = xbm("drift", tmp_path, "--out", tmp_path / "d.png")
+    assert code == 2 and "d.png must end in .svg" in err

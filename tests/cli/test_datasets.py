@@ -103,3 +103,9 @@ def test_the_closest_glyphs_are_drawn(tmp_path, monkeypatch):
     monkeypatch.setattr(glyph_sheet, "near_neighbours_sheet", lambda data, pairs: Image.new("L", (pairs, 3)))
     glyphs(tmp_path / "near.png", pairs=7)
     assert Image.open(tmp_path / "near.png").size == (7, 3)
+
+
+def test_the_sheet_of_glyphs_is_a_png_with_pairs(tmp_path):
+    result = CliRunner().invoke(app, ["glyphs", str(tmp_path / "near.txt")])
+    assert "near.txt must end in .png" in str(result.exception)
+    assert CliRunner().invoke(app, ["glyphs", str(tmp_path / "near.png"), "--pairs", "0"]).exit_code == 2

@@ -61,8 +61,20 @@ def test_bad_input(finished, images, tmp_path, monkeypatch, words, message):
     assert code == 2 and message in err and err.count("\n") == 1
 
 
-def test_a_broken_image_is_named_and_nothing_written(finished, images, tmp_path):
+def test_a_broken_image_is_named_and_left_out(finished, images, tmp_path):
+    assert xbm("embed", finished, images, "--out", tmp_path / "whole.npz").code == 0
     (images / "class_01" / "0.png").write_bytes(b"no picture")
-    code, _, err = xbm("embed", finished, images, "--out", tmp_path / "v.npz")
-    assert code == 2 and "class_01/0.png cannot be read as an image" in err
-    assert not (tmp_path / "v.npz").exists()
+    code, out, err = xbm("embed", finished, images, "--out", tmp_path / "v.npz")
+    assert code == 0 and "6 embeddings of 12 dimensions" in out and "1 images left out" in out
+    assert "class_01/0.png cannot be read as an image" in err
+    with np.load(tmp_path / "whole.npz") as whole, np.load(tmp_path / "v.npz") as file:
+        kept = whole["paths"] != "class_01/0.png"
+        assert file["paths"].tolist() == whole["paths"][kept].tolist() and file["ids"].tolist() == list(range(6))
+        np.testing.assert_allclose(file["embeddings"], whole["embeddings"][kept], atol=1e-5)
+
+
+def test_no_image_that_can_be_read(finished, tmp_path):
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "a.png").write_bytes(b"no picture")
+    code, _, err = xbm("embed", finished, tmp_path / "images", "--out", tmp_path / "v.npz")
+    assert code == 2 and "none of the images" in err and not (tmp_path / "v.npz").exists()

@@ -57,3 +57,11 @@ def test_a_protocol_that_draws_galleries_shows_their_figures(capsys):
     header, row = (next(line for line in lines if word in line) for word in ("small", "recall@1"))
     assert header.index("leave-one-out") < header.index("one-per-class")
     assert [cell.strip() for cell in row.split("│")[1:-1]] == ["recall@1", "90.00", "12.30"]
+
+
+def test_what_does_not_go_together_is_refused(finished, own_photos, tmp_path):
+    np.savez(tmp_path / "v.npz", embeddings=np.eye(2), labels=[0, 0])
+    code, _, err = xbm("evaluate", tmp_path / "v.npz", "--root", own_photos)
+    assert code == 2 and "leave it out for an .npz" in err
+    code, _, err = xbm("evaluate", finished, "--ks", "1,2")
+    assert code == 2 and "--ks is for an .npz" in err

@@ -61,5 +61,14 @@ def test_mistakes_are_told_in_one_sentence(photos, tmp_path):
         assert not (tmp_path / "store").exists()
 
 
+def test_a_run_folder_is_left_alone(photos, tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").write_text("seed: 0")
+    done = xbm_prepare(photos, "--out", run)
+    assert isinstance(done.exception, InputError) and "is a run folder" in str(done.exception)
+    assert [path.name for path in run.iterdir()] == ["config.yaml"]
+
+
 def test_help_shows_an_example():
     assert "xbm prepare cars --root" in " ".join(xbm_prepare("--help").output.split())

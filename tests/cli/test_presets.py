@@ -6,10 +6,22 @@ from xbm.train.config import from_dict, load
 from xbm.train.presets import DATASETS, preset
 
 
-def test_the_list_holds_every_preset_with_its_values():
+def rows_of(out):
+    return {line.split("│")[1].strip(): line for line in out.splitlines() if line.count("│") > 5}
+
+
+def test_the_list_follows_the_options():
     code, out, _ = xbm("presets")
+    assert code == 0 and "moving_average, m 0.9" in rows_of(out)["cars"] and "recipe `auto`" in out
+    code, out, _ = xbm("presets", "--loss", "ms", "--trunk", "resnet50", "--recipe", "official")
+    assert code == 0 and "resnet50" in rows_of(out)["cars"] and "128" in rows_of(out)["cars"] and "recipe `official`" in out
+    assert "glyphs" not in rows_of(out)
+
+
+def test_the_list_holds_every_preset_with_its_values():
+    code, out, _ = xbm("presets", "--recipe", "paper")
     assert code == 0
-    rows = {line.split("│")[1].strip(): line for line in out.splitlines() if line.count("│") > 5}
+    rows = rows_of(out)
     assert set(DATASETS) <= rows.keys()
     assert all(word in rows["cars"] for word in ("googlenet", "512", "0.0001", "1400", "2000", "backprop, α 0.1, m 0.9"))
     assert all(word in rows["inshop"] for word in ("0.0003", "24000", "34000", "0.2", "queue", "1000"))
@@ -27,7 +39,12 @@ def test_one_preset_is_yaml_that_train_takes(tmp_path):
 
 @pytest.mark.parametrize(
     ("words", "message"),
-    [(["carz"], "did you mean 'cars'"), (["cars", "--loss", "m"], "unknown loss"), (["cars", "--trunk", "x"], "unknown trunk")],
+    [
+        (["carz"], "did you mean 'cars'"),
+        (["--recipe", "x"], "unknown recipe"),
+        (["cars", "--loss", "m"], "unknown loss"),
+        (["cars", "--trunk", "x"], "unknown trunk"),
+    ],
 )
 def test_unknown_names(words, message):
     code, _, err = xbm("presets", *words)

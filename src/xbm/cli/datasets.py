@@ -60,7 +60,7 @@ def check(
 @app.command()
 def glyphs(
     out: Annotated[Path, typer.Argument(help="a PNG file")] = Path("glyphs.png"),
-    pairs: Annotated[int, typer.Option(help="how many of the closest pairs of classes to draw")] = 60,
+    pairs: Annotated[int, typer.Option(min=1, help="how many of the closest pairs of classes to draw")] = 60,
 ) -> None:
     """Draw the built-in glyphs' most similar classes side by side: clean above, as the model sees them below.
 
@@ -68,7 +68,11 @@ def glyphs(
     """
     from xbm.data.glyph_sheet import near_neighbours_sheet
     from xbm.data.glyphs import read_glyphs
+    from xbm.errors import InputError
 
+    if out.suffix != ".png":
+        raise InputError(f"{out} must end in .png")
+    out.parent.mkdir(parents=True, exist_ok=True)
     near_neighbours_sheet(read_glyphs(), pairs).save(out)
     typer.echo(out)
 

@@ -20,6 +20,10 @@ def drift(
     """
     from rich.table import Table
 
+    from xbm.errors import InputError
+
+    if out is not None and out.suffix != ".svg":
+        raise InputError(f"{out} must end in .svg")
     from xbm.cli.tables import print_table
     from xbm.study.drifting import draw_drift, drift_curves, drift_of, drift_table
 

@@ -1,5 +1,6 @@
 """`xbm embed`: images in, vectors out."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +15,8 @@ def embed(
     out: Annotated[Path, typer.Option(help="an .npz or .parquet file")] = Path("embeddings.npz"),
 ) -> None:
     """Embed a folder of images with a trained model: paths, ids and unit vectors; labels are the images' folders.
+
+    What cannot be read is named and left out.
 
     Example: `xbm embed runs/2026-01-31_120000_cars ./photos --out photos.npz`
     """
@@ -33,7 +36,11 @@ def embed(
         raise InputError(f"{images} holds no images (jpg, png, webp, ...): give another folder")
     model = load(run)
     found = ImageSet("images", np.zeros(len(paths), np.int64), ["image"], root=images, paths=paths)
-    vectors = model.embed_set(found).numpy()
+    read, embedded = model.embed_readable(found, lambda error: print(f"note: {error}", file=sys.stderr))
+    if not len(read):
+        raise InputError(f"none of the images of {images} can be read: mend them, or give another folder")
+    left_out = f", {len(paths) - len(read):,} images left out" if len(read) < len(paths) else ""
+    paths, vectors = [paths[index] for index in read], embedded.numpy()
     folders = [str(Path(path).parent) for path in paths]
     out.parent.mkdir(parents=True, exist_ok=True)
     with replacing(out) as beside:
@@ -48,4 +55,4 @@ def embed(
             flat = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), vectors.shape[1])
             columns = {"id": np.arange(len(paths)), "path": paths, "label": folders, "embedding": flat}
             pq.write_table(pa.table(columns), beside)
-    print(f"{len(paths)} embeddings of {vectors.shape[1]} dimensions in {out}")
+    print(f"{len(paths):,} embeddings of {vectors.shape[1]} dimensions in {out}{left_out}")

@@ -21,11 +21,15 @@ def evaluate(
     if what.is_file() and what.suffix == ".npz":
         from xbm.cli.evaluate_arrays import evaluate_npz, show_scores
 
+        if root is not None:
+            raise InputError("--root says where the images of a run lie: leave it out for an .npz")
         chosen = tuple(_whole(k) for k in ks.split(",")) if ks else (1, 10, 100, 1000)
         scores = evaluate_npz(what, chosen)
         show_scores(scores)
         result: dict = scores
     else:
+        if ks is not None:
+            raise InputError("--ks is for an .npz, a run is scored by its data set's own protocol: leave it out")
         from xbm.cli.train import show
         from xbm.train.evaluate import evaluate_run
 

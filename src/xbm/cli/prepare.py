@@ -30,7 +30,10 @@ def prepare(
     from xbm.data import store
     from xbm.data.check import parts
     from xbm.data.stored import folder_of, write_outline
+    from xbm.errors import InputError
 
+    if (out / "config.yaml").exists():
+        raise InputError(f"{out} is a run folder: give another --out for the store")
     dataset = _read(data, root)
     sets = {folder_of(name): images for name, images in parts(dataset).items()}
     count = sum(len(images) for images in sets.values())

@@ -4,6 +4,8 @@ from typing import Annotated
 
 import typer
 
+from xbm.errors import InputError
+
 
 def presets(
     name: Annotated[str | None, typer.Argument(help="show this preset's whole config")] = None,
@@ -29,13 +31,20 @@ def presets(
 
     table = Table("preset", "trunk", "dim", "lr", "lr × 0.1 at", "iterations", "R_M", "memory", "warm-up")
     for each in DATASETS:
-        c = preset(each)
-        keyed = "" if c.memory.update == "queue" else f", α {c.memory.alpha:g}, m {c.memory.momentum:g}"
+        try:
+            c = preset(each, loss, trunk, recipe)
+        except InputError as error:  # the released code's recipe is not for all of them; a wrong name is for none
+            refused = error
+            continue
+        keyed = f", α {c.memory.alpha:g}" if c.memory.update == "backprop" else ""
+        keyed += f", m {c.memory.momentum:g}" if c.memory.update != "queue" else ""
         decay = ", ".join(map(str, c.optim.decay_at)) or "–"
         table.add_row(
             each, c.model.trunk, str(c.model.dim), f"{c.optim.lr:g}", decay, str(c.optim.iterations),
             f"{c.memory.ratio:g}", c.memory.update + keyed, str(c.memory.start),
         )  # fmt: skip
+    if not table.row_count:
+        raise refused
     print_table(table)
     print(f"each × losses contrastive, triplet, ms, ... × trunks {', '.join(TRUNKS)} × recipes {', '.join(RECIPES)}")
-    print("the memory is listed as the recipe `paper` has it; `xbm train` takes `auto` unless told otherwise")
+    print(f"listed by the recipe `{recipe}`; `xbm train` takes `auto` unless told otherwise")

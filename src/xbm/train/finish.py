@@ -65,7 +65,7 @@ def score(job: Job, kept: dict[int, Tensor] | None = None) -> dict[str, dict[str
 
 def finish(job: Job, console: Console) -> dict[str, Any]:
     """Scores the finished run, writes `result.json` and `examples.npz`, and returns the figures."""
-    peak = torch.cuda.max_memory_allocated(job.device) if job.device.type == "cuda" else None  # of training alone
+    cost = cost_of_training(job, console)
     console.say("scoring " + ", ".join(protocol.name for protocol in job.dataset.protocols))
     kept: dict[int, Tensor] = {}
     scores = score(job, kept)
@@ -78,8 +78,7 @@ def finish(job: Job, console: Console) -> dict[str, Any]:
         "protocols": scores,
         "iterations": job.config.optim.iterations,
         "seed": job.config.seed,
-        "seconds_per_iteration": 1 / console.speed if console.speed > 0 else None,
-        "peak_memory_bytes": peak,
+        **cost,
         "notes": [list(note) for note in job.watch.notes],
         "data": {
             "name": job.dataset.name,
@@ -93,6 +92,16 @@ def finish(job: Job, console: Console) -> dict[str, Any]:
         write_examples(job, shown)
         write_json(job.folder / "result.json", result)
     return result
+
+
+def cost_of_training(job: Job, console: Console) -> dict[str, float | None]:
+    """Time and memory, before anything is scored; a finished run that is only scored anew keeps what it had."""
+    result = job.folder / "result.json"
+    if not console.speed > 0 and result.exists():
+        before = json.loads(result.read_text())
+        return {name: before.get(name) for name in ("seconds_per_iteration", "peak_memory_bytes")}
+    peak = torch.cuda.max_memory_allocated(job.device) if job.device.type == "cuda" else None
+    return {"seconds_per_iteration": 1 / console.speed if console.speed > 0 else None, "peak_memory_bytes": peak}
 
 
 def recall_curve(protocol: Protocol, kept: dict[int, Tensor], ranks: Ranks | None = None, up_to: int = 32) -> list[float]:
