@@ -20,6 +20,7 @@ BALANCED = {"memory.reduction": "balanced"}  # the batch's loss is that of the b
 REDUCTIONS = ("loss.reduction", ("sum", "mean"))  # without memory: the better one on the held-out classes is compared with
 BARE = "no memory"
 QUEUE = {"memory.update": "queue", "memory.momentum": None, "memory.ratio": 1.0}
+ALONE = {"memory.batch_weight": 0.0}  # Algorithm 1: the loss against the memory takes the place of the batch's
 AT_ONCE = {"memory.start": 0, "memory.fill": False}
 NOISE = {"data.noise": 0.1}
 SETTINGS = ("cars", "omniglot", "glyphs")
@@ -30,7 +31,7 @@ def recipes(setting: Setting) -> dict[str, dict[str, Any]]:
     """What each recipe says of loss and memory; schedule, augmentation and pooling are the same for all."""
     memory = {name: value for name, value in flat(preset(setting.data)).items() if name.startswith("memory.")}
     return {
-        "paper": {**memory, **SUMMED, "memory.batch_weight": 0.0},
+        "paper": {**memory, **SUMMED, **ALONE},
         "official": {**QUEUE, **SUMMED, "memory.fill": False, "memory.batch_weight": 1.0},
         OURS: recipe_of(OURS, setting.weights, setting.data),
     }
@@ -84,6 +85,7 @@ def candidate_arms(setting: Setting) -> list[Arm]:
         "contrastive, queue, balanced, batch too": {**QUEUE, "loss.reduction": "balanced"},
         "contrastive, queue, balanced, after a fifth": {**QUEUE, **BALANCED, **late},
         "contrastive, moving average 0.9, summed": {**SLOTS, **SUMMED},
+        "contrastive, moving average 0.9, summed, no loss of the batch": {**SLOTS, **SUMMED, **ALONE},
         "contrastive, moving average 0.9, balanced": {**SLOTS, **BALANCED},
         "contrastive, moving average 0.9, balanced, batch summed": {**SLOTS, **SUMMED, **BALANCED},
         "contrastive, as `paper`": paper,
@@ -91,6 +93,7 @@ def candidate_arms(setting: Setting) -> list[Arm]:
         "MS, queue": {**ms, **QUEUE},
         "MS, queue, after a fifth": {**ms, **QUEUE, **late},
         "MS, moving average 0.9": {**ms, **SLOTS},
+        "MS, moving average 0.9, no loss of the batch": {**ms, **SLOTS, **ALONE},
         "MS, as `paper`": {**paper, **ms},
     })  # fmt: skip
 
