@@ -2,7 +2,7 @@ import numpy as np
 
 from xbm.data.images import Dataset, ImageSet, Protocol
 from xbm.study.paper.blocks import Tile
-from xbm.study.paper.sheet import FRAME, FRAMES, GAP, SIDE, WORDS, draw_sheet
+from xbm.study.paper.sheet import BREAK, FRAME, FRAMES, GAP, SIDE, WORDS, draw_sheet
 
 
 def one(name: str, grey: int) -> ImageSet:
@@ -12,13 +12,13 @@ def one(name: str, grey: int) -> ImageSet:
 def test_every_picture_is_at_its_place_in_its_frame():
     sets = [one(name, grey) for name, grey in (("x train", 40), ("x query", 120), ("x gallery", 200))]
     dataset = Dataset("x", sets[0], (Protocol("test", sets[1], (1,), sets[2]),))
-    rows = [[Tile("train", 0, "anchor", "anchor")], [Tile("query", 0, "wrong", ""), Tile("gallery", 0, "right", "0.50")]]
+    rows = [[Tile("train", 0, "anchor", "anchor")], [], [Tile("query", 0, "wrong", ""), Tile("gallery", 0, "right", "0.50")]]
     sheet = draw_sheet(rows, dataset)
     wide, high = SIDE + 2 * FRAME + GAP, SIDE + 2 * FRAME + WORDS + GAP
-    assert sheet.size == (2 * wide + GAP, 2 * high + GAP)
+    assert sheet.size == (2 * wide + GAP, 2 * high + GAP + BREAK)
 
     def at(row, column, inside):
-        return sheet.getpixel((GAP + column * wide + inside, GAP + row * high + inside))
+        return sheet.getpixel((GAP + column * wide + inside, GAP + row * (high + BREAK) + inside))
 
     middle = FRAME + SIDE // 2
     assert at(0, 0, middle) == (40,) * 3 and at(1, 0, middle) == (120,) * 3 and at(1, 1, middle) == (200,) * 3

@@ -122,10 +122,11 @@ def draw_mined(data: str, studies: Sequence[Study]) -> list[Block]:
             ("uniform", "Negatives of the memory above 0.5, evenly from hard to simple"),
             ("hardest", "The ten hardest negatives, anchors whose hardest passes 0.8"),
         ):
-            rows = [_mined_row(found) for found in told[kind][:ROWS]]
+            one_a_class = {found["positive"]: found for found in reversed(told[kind])}  # anchors of a class share it
+            rows = [_mined_row(found) for found in reversed(one_a_class.values())][:ROWS]
             caption = (
                 f"{words}; {study.setting.label}. Yellow: the anchor. Green: a positive. Grey: the hardest negatives of its "
-                "batch. Purple: those of the memory. Anchors drawn at random."
+                "batch. Purple: those of the memory. Anchors drawn at random, one a class."
             )
             if rows:
                 blocks.append(Pictures(f"mined-{kind}_{study.setting.slug}", data, rows, caption))
@@ -160,7 +161,7 @@ def draw_retrieved(data: str, studies: Sequence[Study]) -> list[Block]:
         )
         for kind, which, words in (("wins", wins, "right with memory and wrong without"), ("fails", fails, "wrong in both")):
             sides = (("without", without), ("with", with_memory))
-            rows = [_found_row(told, k, name) for k in which[:ROWS] for name, told in sides]
+            rows = [row for k in which[:ROWS] for row in (*(_found_row(told, k, name) for name, told in sides), [])][:-1]
             caption = (
                 f"Top 5 without memory (first row of each pair) and with it (second), queries whose nearest image is {words}; "
                 f"{study.setting.label}. Green: of the query's class. Purple: of another. The first such queries of the draw."
