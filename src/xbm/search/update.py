@@ -7,21 +7,17 @@ import fcntl
 import hashlib
 import io
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from functools import partial
-from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
 
 from xbm.data.images import ImageSet
-from xbm.data.ordered import default_workers, in_order
+from xbm.data.readable import readable
 from xbm.errors import InputError
-from xbm.progress import track
 from xbm.search.catalogue import FILE, Catalogue, Known
 from xbm.search.sources import Entry, Tell, entries_of, root_of
 from xbm.search.threads import quickest_threads
@@ -42,15 +38,6 @@ class Changes:
     removed: int = 0
     unchanged: int = 0
     unreadable: int = 0
-
-
-class _Made(NamedTuple):
-    """An image ready for the model, or what is wrong with it."""
-
-    entry: Entry
-    view: np.ndarray | None  # (h, w, C) uint8
-    thumbnail: bytes = b""
-    error: InputError | None = None
 
 
 def update(run: Path, source: Path, out: Path, tell: Tell, quiet: bool = False) -> Changes:
@@ -92,20 +79,35 @@ def _embed(
     quiet: bool,
 ) -> int:
     """Embeds and adds images, batch by batch; returns how many could not be read."""
+
+    def prepared(image: Image.Image) -> tuple[np.ndarray, bytes]:
+        return model.view(image), thumbnail(image)
+
     unreadable = 0
     with quickest_threads(model, min(BATCH, 8)):
-        for made in _batches(model, root, entries, quiet):
-            readable = [each for each in made if each.view is not None]
-            vectors = model.embed_views([each.view for each in readable if each.view is not None]) if readable else None
+        for made, failed in readable(_images(root, entries), prepared, model.decoded_side, BATCH, quiet):
+            vectors = model.embed_views([view for view, _ in made.values()]).numpy() if made else None
+            unreadable += len(failed)
             with catalogue.change():
-                for each in made:
-                    if each.error is not None:
-                        unreadable += 1
-                        tell(each.error)
-                        catalogue.remove([known[each.entry.key].id] if each.entry.key in known else [])
+                for index, error in failed.items():
+                    tell(error)
+                    key = entries[index].key
+                    catalogue.remove([known[key].id] if key in known else [])
                 if vectors is not None:
-                    catalogue.add([each.entry for each in readable], vectors.numpy(), [each.thumbnail for each in readable])
+                    catalogue.add([entries[index] for index in made], vectors, [small for _, small in made.values()])
     return unreadable
+
+
+def _images(root: Path, entries: Sequence[Entry]) -> ImageSet:
+    boxed = any(entry.box for entry in entries)
+    return ImageSet(
+        name="images",
+        labels=np.zeros(len(entries), np.int64),
+        class_names=["image"],
+        root=root,
+        paths=[entry.path for entry in entries],
+        boxes=np.array([entry.box for entry in entries], np.int64) if boxed else None,
+    )
 
 
 def model_file(folder: Path, digest: str) -> Path:
@@ -158,33 +160,6 @@ def fingerprint(model: Embedder) -> str:
     for name, value in sorted(model.model.state_dict().items()):
         digest.update(name.encode() + value.cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()[:16]
-
-
-def _batches(model: Embedder, root: Path, entries: Sequence[Entry], quiet: bool) -> Iterator[list[_Made]]:
-    """Images decoded by several threads, a batch at a time."""
-    boxed = any(entry.box for entry in entries)
-    images = ImageSet(
-        name="images",
-        labels=np.zeros(len(entries), np.int64),
-        class_names=["image"],
-        root=root,
-        paths=[entry.path for entry in entries],
-        boxes=np.array([entry.box for entry in entries], np.int64) if boxed else None,
-    )
-    calls: Iterator[Callable[[], _Made]] = (partial(_make, model, images, k, entry) for k, entry in enumerate(entries))
-    workers = default_workers()
-    with closing(in_order(calls, workers, ahead=2 * BATCH)) as made:
-        tracked = track(made, f"embedding {len(entries):,} images", total=len(entries), quiet=quiet)
-        while batch := list(islice(tracked, BATCH)):
-            yield batch
-
-
-def _make(model: Embedder, images: ImageSet, index: int, entry: Entry) -> _Made:
-    try:
-        image = images.open(index, at_least=model.decoded_side)
-        return _Made(entry, model.view(image), thumbnail(image))
-    except InputError as error:
-        return _Made(entry, None, error=error)
 
 
 def thumbnail(image: Image.Image) -> bytes:

@@ -1,9 +1,6 @@
 """A finished run as a model to use: `xbm.load(run).embed(images)`."""
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import closing
-from functools import partial
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +10,9 @@ from torch import Tensor
 
 from xbm.data.feeds import DecodeFeed, sweep
 from xbm.data.images import ImageSet
-from xbm.data.ordered import default_workers, in_order
+from xbm.data.readable import readable
 from xbm.data.transforms import as_channels, centre_params, cut, fit
 from xbm.errors import InputError
-from xbm.progress import track
 from xbm.train import task
 from xbm.train.checkpoint import read_checkpoint
 from xbm.train.config import Config, from_dict
@@ -68,26 +64,15 @@ class Embedder:
 
     def embed_readable(self, images: ImageSet, tell: Callable[[InputError], None]) -> tuple[np.ndarray, Tensor]:
         """The indices (n,) of the images that can be read, and their embeddings (n, D); `tell` is told of the others."""
-        calls = (partial(self._try_view, images, index) for index in range(len(images)))
         read: list[int] = []
         parts = []
-        with closing(in_order(calls, default_workers(), ahead=2 * task.EMBEDDED)) as made:
-            tracked = enumerate(track(made, f"embedding {len(images):,} images", total=len(images)))
-            while batch := list(islice(tracked, task.EMBEDDED)):
-                views = {index: view for index, view in batch if not isinstance(view, InputError)}
-                for _, error in batch:
-                    if isinstance(error, InputError):
-                        tell(error)
-                if views:
-                    read.extend(views)
-                    parts.append(self.embed_views(list(views.values())))
+        for views, failed in readable(images, self.view, self.decoded_side, task.EMBEDDED):
+            for error in failed.values():
+                tell(error)
+            if views:
+                read.extend(views)
+                parts.append(self.embed_views(list(views.values())))
         return np.array(read, np.int64), torch.cat(parts) if parts else torch.zeros(0, self.dim)
-
-    def _try_view(self, images: ImageSet, index: int) -> np.ndarray | InputError:
-        try:
-            return self.view(images.open(index, at_least=self.decoded_side))
-        except InputError as error:
-            return error
 
     @property
     def decoded_side(self) -> int:
