@@ -5,8 +5,23 @@ import sys
 
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)  # full, or not for this user to write to
 PATH = (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOENT)  # a folder in place of a file, or the other way round
-
 NO_ROOM = ("out of memory", "can't allocate memory", "not enough memory", "size calculation overflowed")  # torch's words
+
+
+def told(error: Exception) -> str | None:
+    """What to say of an error that the user can mend; None for one that is a defect."""
+    from xbm.errors import InputError
+
+    if isinstance(error, InputError):
+        return str(error)
+    if isinstance(error, OSError) and error.errno in (*DISK, *PATH):
+        what, mend = error.filename or "the disk", "make room" if error.errno in DISK else "give another path"
+        return f"{what} cannot be written or read ({error.strerror}): {mend}"
+    if isinstance(error, MemoryError) or any(words in str(error) for words in NO_ROOM):
+        where = "GPU" if "CUDA" in str(error) else "machine"
+        mend = "a smaller batch.size, memory.ratio or model.dim takes less, memory.dtype=bfloat16 halves the memory's rows"
+        return f"the {where} has not enough memory for this: {mend}"
+    return None
 
 
 def main() -> None:
@@ -16,25 +31,13 @@ def main() -> None:
         if error.name not in ("typer", "rich"):
             raise
         sys.exit("the command line needs a few more packages: pip install 'xbm[train]'")
-    from xbm.errors import InputError
 
     try:
         app()
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    except OSError as error:
-        if error.errno not in (*DISK, *PATH):
+    except Exception as error:
+        if (sentence := told(error)) is None:
             raise
-        what, mend = error.filename or "the disk", "make room" if error.errno in DISK else "give another path"
-        print(f"error: {what} cannot be written or read ({error.strerror}): {mend}", file=sys.stderr)
-        sys.exit(2)
-    except (MemoryError, RuntimeError) as error:
-        if not (isinstance(error, MemoryError) or any(words in str(error) for words in NO_ROOM)):
-            raise
-        where = "GPU" if "CUDA" in str(error) else "machine"
-        mend = "a smaller batch.size, memory.ratio or model.dim takes less, memory.dtype=bfloat16 halves the memory's rows"
-        print(f"error: the {where} has not enough memory for this: {mend}", file=sys.stderr)
+        print(f"error: {sentence}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
