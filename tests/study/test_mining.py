@@ -65,12 +65,6 @@ def test_the_batchs_own_negatives_stand_beside_them():
     assert [image for image, _ in row["batch"]] == [5, 13]
 
 
-def test_one_anchor_a_class():
-    found = mined_negatives(job(fan(np.radians([0, 0, *range(1, 13)])), [0, 0, *[1] * 12], [0, 1, 5, 13]))
-    assert [[row["anchor"] > 1 for row in rows].count(True) for rows in found.values()] == [0, 1]  # class 0 has two rows there
-    assert [[row["anchor"] <= 1 for row in rows].count(True) for rows in found.values()] == [1, 1]
-
-
 def test_without_a_memory_there_is_nothing_to_mine():
     made = job(fan([0, 1]), [0, 1], [0])
     made.memory = None

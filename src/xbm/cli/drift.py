@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from xbm.errors import InputError
+
 
 def drift(
     runs: Annotated[list[Path], typer.Argument(help="run folders, finished or running")],
@@ -18,12 +20,10 @@ def drift(
 
     Example: `xbm drift runs/2026-01-31_120000_cars`
     """
-    from rich.table import Table
-
-    from xbm.errors import InputError
-
     if out is not None and out.suffix != ".svg":
         raise InputError(f"{out} must end in .svg")
+    from rich.table import Table
+
     from xbm.cli.tables import print_table
     from xbm.study.drifting import draw_drift, drift_curves, drift_of, drift_table
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from xbm.train.job import Job
 
-ANCHORS = 8  # shown of each kind
+ANCHORS = 16  # of each kind: enough for some of different classes
 NEGATIVES = 10
 HARD, VERY_HARD = 0.5, 0.8  # the supplementary's figures 2 and 3
 QUERIES, RESULTS = 400, 5  # drawn at random, the same in every run on the same data
@@ -16,7 +16,7 @@ QUERIES, RESULTS = 400, 5  # drawn at random, the same in every run on the same 
 
 @torch.no_grad()
 def mined_negatives(job: Job, seed: int = 0) -> dict[str, Any]:
-    """Anchors of one more batch, at most one a class, with their negatives, as the supplementary's figures 2 and 3 show them.
+    """Anchors of one more batch with their negatives, as the supplementary's figures 2 and 3 show them.
 
     uniform: anchors drawn at random from those with enough negatives above 0.5 in the memory, negatives taken evenly over
         their sorted similarities; beside them what the batch itself offers.
@@ -31,25 +31,21 @@ def mined_negatives(job: Job, seed: int = 0) -> dict[str, Any]:
     bank, bank_ids = job.memory.embeddings.float().cpu(), job.memory.ids.cpu()
     order = torch.randperm(len(indices), generator=torch.Generator().manual_seed(seed)).tolist()
     found: dict[str, list[dict[str, Any]]] = {"uniform": [], "hardest": []}
-    seen: dict[str, set[int]] = {"uniform": set(), "hardest": set()}
     for a in order:
         own = int(indices[a])
-        label = int(labels[own])
         others = (labels == labels[own]).nonzero()[:, 0]
         positive = int(others[others != own][0]) if len(others) > 1 else own
         shared = {
             "anchor": own,
             "positive": positive,
-            "batch": _sorted(anchors[a], anchors, torch.from_numpy(indices), labels, own),
+            "batch": _sorted(anchors[a], anchors, torch.from_numpy(indices), labels, own)[:NEGATIVES],
         }
         memory = _sorted(anchors[a], bank, bank_ids, labels, own)
         hard = [pair for pair in memory if pair[1] > HARD]
-        if len(hard) >= NEGATIVES and len(found["uniform"]) < ANCHORS and label not in seen["uniform"]:
-            seen["uniform"].add(label)
+        if len(hard) >= NEGATIVES and len(found["uniform"]) < ANCHORS:
             even = np.linspace(0, len(hard) - 1, NEGATIVES).round().astype(int)
             found["uniform"].append({**shared, "memory": [hard[k] for k in even], "above": len(hard)})
-        if memory and memory[0][1] > VERY_HARD and len(found["hardest"]) < ANCHORS and label not in seen["hardest"]:
-            seen["hardest"].add(label)
+        if memory and memory[0][1] > VERY_HARD and len(found["hardest"]) < ANCHORS:
             found["hardest"].append({**shared, "memory": memory[:NEGATIVES], "above": len(hard)})
     return found
 

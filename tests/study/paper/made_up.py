@@ -17,7 +17,7 @@ ROW = {"anchor": 1, "positive": 2, "batch": [[3, 0.4], [4, 0.3]], "memory": [[5,
 MEASURED: dict[str, Any] = {
     "lemma": {"C": [0.5, 4.0], "pairs": {"10": {"anchor": [0, 1], "epsilon": [0.1, 0.2], "error": [0.01, 0.9]}}},
     "outliers": {"contrastive": SHARES, "multi_similarity": {**SHARES, "hardest": 0.75}, "triplet": {"anchors": 0}},
-    "mined": {"uniform": [ROW], "hardest": []},
+    "mined": {"uniform": [{**ROW, "anchor": 9}, ROW], "hardest": []},
     "retrieved": {
         "queries": [7, 8, 9], "neighbours": [[1, 2], [3, 4], [5, 6]], "similarities": [[0.9, 0.8]] * 3,
         "right": [[0, 1], [0, 0], [1, 1]],

@@ -20,6 +20,7 @@ def test_weights_are_compared_on_the_same_pairs(drawn):
 def test_mined_negatives_are_rows_of_pictures_and_their_absence_is_told(drawn):
     uniform, hardest = drawn("mined")
     assert isinstance(uniform, Pictures) and "no anchor" in hardest
+    assert len(uniform.rows) == 1  # of the two anchors with one positive, and so of one class
     assert [(tile.image, tile.frame, tile.words) for tile in uniform.rows[0]] == [
         (1, "anchor", "anchor"), (2, "positive", "positive"), (3, "batch", "0.40"), (4, "batch", "0.30"),
         (5, "memory", "0.90"), (6, "memory", "0.80"),

@@ -122,8 +122,8 @@ def draw_mined(data: str, studies: Sequence[Study]) -> list[Block]:
             ("uniform", "Negatives of the memory above 0.5, evenly from hard to simple"),
             ("hardest", "The ten hardest negatives, anchors whose hardest passes 0.8"),
         ):
-            one_a_class = {found["positive"]: found for found in reversed(told[kind])}  # anchors of a class share it
-            rows = [_mined_row(found) for found in reversed(one_a_class.values())][:ROWS]
+            one_a_class = {found["positive"]: found for found in told[kind]}  # the anchors of a class share it
+            rows = [_mined_row(found) for found in one_a_class.values()][:ROWS]
             caption = (
                 f"{words}; {study.setting.label}. Yellow: the anchor. Green: a positive. Grey: the hardest negatives of its "
                 "batch. Purple: those of the memory. Anchors drawn at random, one a class."
