@@ -3,12 +3,14 @@
 The interpreter is right for float32 and float16 products and wrong for bfloat16, so 16 bits are tested as float16.
 """
 
+import pytest
 import torch
 import torch.nn.functional as F
 
 from xbm import ContrastiveLoss, CrossBatchMemory, MultiSimilarityLoss, TripletLoss
 
 LOSSES = {"contrastive": ContrastiveLoss, "multi_similarity": MultiSimilarityLoss, "triplet": TripletLoss}
+LONG = [name if name == "contrastive" else pytest.param(name, marks=pytest.mark.slow) for name in LOSSES]  # for long tests
 
 
 def unit(*shape, dtype=torch.float32):

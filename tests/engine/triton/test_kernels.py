@@ -18,10 +18,11 @@ from xbm.engine.triton.step import step
 pytestmark = pytest.mark.skipif(kernels.INTERPRETED, reason="this is the process that starts the interpreter's")
 
 
-def test_the_kernels_give_what_autograd_gives_under_the_interpreter():
+@pytest.mark.parametrize("which", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
+def test_the_kernels_give_what_autograd_gives_under_the_interpreter(which):
     """Switched on before anything imports triton (torchvision does)."""
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", str(Path(__file__).parent)]
+    command = [sys.executable, "-m", "pytest", "-x", "-m", which, "-p", "no:cacheprovider", str(Path(__file__).parent)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=Path(__file__).parents[3])
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
     assert " passed" in done.stdout

@@ -4,7 +4,7 @@ import importlib
 
 import pytest
 import torch
-from interpreted import LOSSES, check, memory_with
+from interpreted import LONG, LOSSES, check, memory_with
 
 from xbm import CrossBatchMemory, MultiSimilarityLoss
 from xbm.engine.triton import plan
@@ -19,7 +19,7 @@ from xbm.engine.triton import plan
     ],
     ids=["second product always", "when needed", "wide rows"],
 )
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("name", LONG)
 def test_half_banks_however_they_are_cut_up(name, tiles, monkeypatch):
     monkeypatch.setattr(plan, "tiles", lambda D, half, heavy, shared: tiles)
     anchors, labels, ids, memory = memory_with(m=18, M=140, D=37, stored=torch.float16)

@@ -51,7 +51,7 @@ def photographs() -> Dataset:
     return Dataset("cars", images, (Protocol("test", images, (1,)),))
 
 
-@pytest.mark.parametrize("every", [1, 2, 3])
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(3, marks=pytest.mark.slow)])
 def test_runs_that_diverged_are_told_and_break_nothing(tmp_path, every):
     """All of them, the first of two, the first of three."""
     found, count = Records(tmp_path), 0
