@@ -51,7 +51,7 @@ def test_more_programs_than_are_added_up_at_once(monkeypatch):
 
 
 @pytest.mark.parametrize("stored", [torch.float32, torch.float16])
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("name", LONG)
 def test_large_banks_find_positives_first_and_look_at_labels_late(name, stored, monkeypatch):
     """What a step does beyond so many rows, with few."""
     monkeypatch.setattr(importlib.import_module("xbm.engine.triton.step"), "SMALL", -1)
