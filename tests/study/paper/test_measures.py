@@ -39,4 +39,4 @@ def test_cost_is_the_difference_of_a_long_run_and_a_short_one(tmp_path, monkeypa
     (tmp_path / "result.json").write_text(json.dumps(train(override(CONFIG, {"optim.iterations": 600}), None, True)))
     found = cost(override(CONFIG, {"optim.iterations": 600}), tmp_path)
     assert found == {"seconds_per_iteration": pytest.approx(0.02), "peak_memory_bytes": 7}
-    assert set(measures.MEASURES) == {"lemma", "outliers", "mined", "retrieved", "cost", "shares"}
+    assert set(measures.MEASURES) == {"lemma", "outliers", "mined", "retrieved", "cost", "beside_queue", "shares"}

@@ -91,4 +91,4 @@ def test_when_everything_is_there_nothing_is_planned(records):
 
 def test_a_run_that_is_timed_is_alone(records):
     task = plan([experiment(GIVEN)], [CARS], 1, records).ready[0]
-    assert not task.alone and Task(task.config, None, ("cost",)).alone
+    assert not task.alone and all(Task(task.config, None, (each,)).alone for each in ("cost", "beside_queue"))

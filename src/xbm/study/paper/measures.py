@@ -16,10 +16,12 @@ from xbm.study.lemma import embedding_of, gradient_errors, largest_singular_valu
 from xbm.study.mining import mined_negatives, retrieved
 from xbm.study.outliers import compare_losses
 from xbm.study.shares import gradient_shares
+from xbm.study.turns import in_turns
 from xbm.train.checkpoint import read_checkpoint
 from xbm.train.config import Config, override
 from xbm.train.dataset import read_run
 from xbm.train.job import Job
+from xbm.train.presets import QUEUE
 
 STEPS = (10, 100, 1000)  # Δt of the old embeddings in Lemma 1
 PAIRS = 16  # anchors, and negatives of each
@@ -139,6 +141,13 @@ def cost(config: Config, folder: Path) -> dict[str, Any]:
     return {"seconds_per_iteration": _digits(elapsed / (end - short)), "peak_memory_bytes": long_run["peak_memory_bytes"]}
 
 
+def beside_queue(config: Config, folder: Path) -> dict[str, list[float]]:
+    """Seconds a step, turn by turn: of the run's config, and of the plain queue, its pairs summed, otherwise the same."""
+    plain = override(config, {**QUEUE, "loss.reduction": "sum", "memory.reduction": None, "memory.batch_weight": 1.0})
+    taken = in_turns({"queue": plain, "ours": config}, folder)
+    return {name: [_digits(seconds) for seconds in each] for name, each in taken.items()}
+
+
 def _digits(value: float) -> float:
     return float(f"{value:.4g}")
 
@@ -149,5 +158,6 @@ MEASURES: dict[str, Callable[[Config, Path], Any]] = {
     "mined": mined,
     "retrieved": found,
     "cost": cost,
+    "beside_queue": beside_queue,
     "shares": shares,
 }

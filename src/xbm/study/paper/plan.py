@@ -10,6 +10,8 @@ from xbm.study.paper.record import Records, identity, key
 from xbm.study.paper.study import Study
 from xbm.train.config import Config
 
+TIMED = {"cost", "beside_queue"}  # measures
+
 
 @dataclass(frozen=True)
 class Task:
@@ -31,7 +33,7 @@ class Task:
     @property
     def alone(self) -> bool:
         """Whether nothing else may use the machine meanwhile."""
-        return "cost" in self.measures
+        return bool(TIMED & {*self.measures})
 
 
 @dataclass(frozen=True)
