@@ -110,13 +110,7 @@ class CrossBatchMemory(nn.Module):
         if len(labels) == 0:
             return
 
-        if self.update == "queue" and has_kernels(self.rows.device):
-            from xbm.engine import triton
-
-            triton.enqueue(
-                embeddings, labels, ids, mask, self.rows, self.row_labels, self.row_ids, self.stamps,
-                self.pointer, self.count, self.clock, self.latest, self.unsound,
-            )  # fmt: skip
+        if has_kernels(self.rows.device) and self._enqueue_by_kernel(embeddings, labels, ids, mask):
             return
         if mask is None:
             mask = torch.ones_like(labels, dtype=torch.bool)
@@ -133,6 +127,20 @@ class CrossBatchMemory(nn.Module):
         else:
             assert ids is not None
             self._assign(embeddings, labels, ids, keep)
+
+    def _enqueue_by_kernel(self, embeddings: Tensor, labels: Tensor, ids: Tensor | None, mask: Tensor | None) -> bool:
+        """Does the same in a launch or two instead of dozens; gives False where there is no kernel for it."""
+        from xbm.engine import triton
+
+        given, rows = (embeddings, labels, ids, mask), self.rows.detach()
+        where = (rows, self.row_labels, self.row_ids, self.stamps)
+        if self.update == "queue":
+            triton.enqueue(*given, *where, self.pointer, self.count, self.clock, self.latest, self.unsound)
+            return True
+        if torch.float64 in (embeddings.dtype, rows.dtype) or torch.compiler.is_compiling():
+            return False
+        triton.assign(*given, *where, self.count, self.clock, self.unsound, self.momentum)
+        return True
 
     def _append(self, embeddings: Tensor, labels: Tensor, ids: Tensor, keep: Tensor) -> None:
         """The kept rows go to the next slots, in order. The others take the slots after those and write back what is there."""

@@ -89,13 +89,15 @@ def test_the_papers_step_compiles_for_an_h200():
     assert meet.tensor_cores > 0 and meet.fetches_ahead and meet.spilled <= 512 and finish.spilled == 0
 
 
-def test_what_a_queue_does_compiles_for_an_h200():
+def test_what_a_memory_does_compiles_for_an_h200():
     def whole(*shape):
         return torch.empty(shape, dtype=torch.int64)
 
     bank = torch.empty(59_551, 512, dtype=torch.bfloat16)
     buffers = (bank, *(whole(59_551) for _ in range(3)), *(whole() for _ in range(5)))
     check(compile_step(lambda: kernels.enqueue(torch.empty(64, 512), whole(64), whole(64), None, *buffers)))
+    keyed = (*buffers[:4], *(whole() for _ in range(3)), 0.9)
+    check(compile_step(lambda: kernels.assign(torch.empty(64, 512), whole(64), whole(64), None, *keyed)))
     check(compile_step(lambda: kernels.newest_copies(whole(64), whole(59_551), whole(59_551), whole())))
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from xbm.checks import tolerance
 from xbm.engine.pairing import Pairing
 from xbm.engine.terms import Loss, from_spec, scaled
+from xbm.engine.triton import assign as keyed
 from xbm.engine.triton import enqueue as queue
 from xbm.engine.triton.copies import newest_copies
 from xbm.engine.triton.launch import INTERPRETED, Kernel, number
@@ -214,4 +215,31 @@ def _(embeddings, labels, ids, mask, rows, row_labels, row_ids, stamps, pointer,
     return None
 
 
-__all__ = ["INTERPRETED", "compare", "enqueue", "gradient", "newest_copies", "supports"]
+_assign, _tally = (Kernel(each, overlap=True) for each in (keyed.assign, keyed.tally))
+
+
+def assign(
+    embeddings: Tensor, labels: Tensor, ids: Tensor | None, mask: Tensor | None,
+    rows: Tensor, row_labels: Tensor, row_ids: Tensor, stamps: Tensor, count: Tensor, clock: Tensor, unsound: Tensor,
+    momentum: float,
+) -> None:  # fmt: skip
+    """The keyed enqueue in two kernels: sound rows go to the slots of their ids, mixed with what is there."""
+    if rows.device.type == "cuda" and rows.device.index != torch.cuda.current_device():
+        with torch.cuda.device(rows.device):
+            return assign(embeddings, labels, ids, mask, rows, row_labels, row_ids, stamps, count, clock, unsound, momentum)
+    (m, D), size = embeddings.shape, rows.shape[0]
+    became = torch.empty(m, dtype=torch.int32, device=rows.device)
+    given = [x if x is None else x.contiguous() for x in (embeddings, labels, ids, mask)]
+    buffers = (rows, row_labels, row_ids, stamps, clock, count, unsound)
+    aligned = all(x is None or x.data_ptr() % 16 == 0 for x in (*given, *buffers))
+    key = number("assign", rows.device, D, embeddings.dtype, rows.dtype, mask is not None, momentum) if aligned else None
+    _assign(
+        key, (m, 1, 1), 4, 1, *given, rows, row_labels, row_ids, stamps, clock, became, m, size, tolerance(embeddings.dtype),
+        momentum, D, 32, 256, mask is not None, momentum > 0,
+    )  # fmt: skip
+    _tally(key, (1, 1, 1), 4, 1, became, count, clock, unsound, m, 1024)
+    torch.autograd.graph.increment_version(buffers)
+    return None
+
+
+__all__ = ["INTERPRETED", "assign", "compare", "enqueue", "gradient", "newest_copies", "supports"]
