@@ -24,6 +24,14 @@ def test_the_same_values_give_the_same_bytes_and_the_file_names_them(tmp_path):
     assert chart.digest({**DATA, "more": 1}) != chart.digest(DATA) and drawn_from(tmp_path / "none.svg") == ""
 
 
+def test_a_logarithmic_axis_has_plain_numbers():
+    figure = chart.draw({"panels": [{"title": "", "x": "", "y": "", "lines": [{"label": "", "x": [1, 2], "y": [0.15, 4]}],
+                                     "y_log": True}]})  # fmt: skip
+    figure.canvas.draw()
+    named = [tick.get_text() for tick in figure.axes[0].get_yticklabels(which="both") if tick.get_text()]
+    assert {"0.2", "1", "2"} <= {*named} and not any("e" in text for text in named)
+
+
 def test_what_is_asked_for_is_drawn():
     sizes, ratios, pairs, drift = chart.draw(DATA).axes
     assert [line.get_label() for line in sizes.lines] == ["a", "b"] and sizes.lines[0].get_ydata().tolist() == [1, 2, 3]
