@@ -179,6 +179,12 @@ class CrossBatchMemory(nn.Module):
         """
         if self.rows.grad is None:
             return
+        if has_kernels(self.rows.device) and self.rows.dtype != torch.float64 and not torch.compiler.is_compiling():
+            from xbm.engine import triton
+
+            triton.descend(self.rows.detach(), self.rows.grad, self.alpha)
+            self.rows.grad = None
+            return
         for rows, gradient in zip(self.rows.split(8192), self.rows.grad.split(8192)):
             wide = torch.promote_types(rows.dtype, torch.float32)
             moved = F.normalize(rows.to(wide) - self.alpha * gradient.to(wide), dim=1)

@@ -98,6 +98,7 @@ def test_what_a_memory_does_compiles_for_an_h200():
     check(compile_step(lambda: kernels.enqueue(torch.empty(64, 512), whole(64), whole(64), None, *buffers)))
     keyed = (*buffers[:4], *(whole() for _ in range(3)), 0.9)
     check(compile_step(lambda: kernels.assign(torch.empty(64, 512), whole(64), whole(64), None, *keyed)))
+    check(compile_step(lambda: kernels.descend(bank, bank, 0.1)))
     check(compile_step(lambda: kernels.newest_copies(whole(64), whole(59_551), whole(59_551), whole())))
 
 

@@ -103,3 +103,22 @@ def test_a_memory_on_a_gpu_uses_the_kernels_it_has(monkeypatch):
     exact = CrossBatchMemory(4, 3, "moving_average", dtype=torch.float64)
     exact.enqueue(unit(2, 3), torch.arange(2), torch.arange(2))
     assert made == ["enqueue", "assign", "assign"] and len(exact) == 2, "float64 is kept exact, by torch"
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.float16])
+@pytest.mark.parametrize("D", [6, 513])
+def test_rows_descend_as_the_memory_says(stored, D, monkeypatch):
+    plain, fast = (CrossBatchMemory(7, D, "backprop", dtype=stored, alpha=0.7) for _ in range(2))
+    rows, gradient = unit(7, D), torch.randn(7, D).to(stored)
+    gradient[[0, 4]] = 0
+    gradient[2, :-1] = 0  # a single number is a gradient too
+    for memory in (plain, fast):
+        memory.enqueue(rows, torch.arange(7), torch.arange(7))
+        memory.rows.grad = gradient.clone()
+    before, version = fast.rows.detach().clone(), fast.rows._version
+    plain.step()
+    monkeypatch.setattr("xbm.memory.has_kernels", lambda device: True)
+    fast.step()
+    same_memories(plain, fast)
+    assert fast.rows.grad is None and fast.rows._version > version and fast.rows.requires_grad
+    assert torch.equal(fast.rows[[0, 4]], before[[0, 4]]) and not torch.equal(fast.rows[2], before[2])

@@ -215,7 +215,7 @@ def _(embeddings, labels, ids, mask, rows, row_labels, row_ids, stamps, pointer,
     return None
 
 
-_assign, _tally = (Kernel(each, overlap=True) for each in (keyed.assign, keyed.tally))
+_assign, _tally, _descend = (Kernel(each, overlap=True) for each in (keyed.assign, keyed.tally, keyed.descend))
 
 
 def assign(
@@ -242,4 +242,17 @@ def assign(
     return None
 
 
-__all__ = ["INTERPRETED", "assign", "compare", "enqueue", "gradient", "newest_copies", "supports"]
+def descend(rows: Tensor, gradient: Tensor, alpha: float) -> None:
+    """v ← normalise(v − α ∂L/∂v) for every row that has a gradient."""
+    if rows.device.type == "cuda" and rows.device.index != torch.cuda.current_device():
+        with torch.cuda.device(rows.device):
+            return descend(rows, gradient, alpha)
+    (M, D), gradient = rows.shape, gradient.contiguous()
+    aligned = rows.data_ptr() % 16 == 0 and gradient.data_ptr() % 16 == 0
+    key = number("descend", rows.device, D, rows.dtype, gradient.dtype, alpha) if aligned else None
+    _descend(key, (M, 1, 1), 4, 1, rows, gradient, alpha, D, 512)
+    torch.autograd.graph.increment_version((rows,))
+    return None
+
+
+__all__ = ["INTERPRETED", "assign", "compare", "descend", "enqueue", "gradient", "newest_copies", "supports"]

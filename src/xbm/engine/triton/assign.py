@@ -1,7 +1,7 @@
 # mypy: disable-error-code="no-untyped-def"
-"""The keyed enqueue as two kernels, slot = instance id: one program a row mixes and writes it, then one counts what was done.
+"""What keyed memories do, slot = instance id: the enqueue as two kernels, and the descent of the rows as one.
 
-The clock must not move before everybody has read it, which is why counting comes afterwards.
+One program a row mixes and writes it, then one counts what was done: the clock must not move before everybody has read it.
 """
 
 import triton
@@ -88,3 +88,25 @@ def tally(became, count, clock, unsound, m, BN: tl.constexpr):
     tl.store(count, tl.load(count) + new)
     tl.store(clock, tl.load(clock) + (written > 0).to(tl.int64))
     tl.store(unsound, tl.load(unsound) + left_out)
+
+
+@triton.jit
+def descend(rows, gradient, alpha, D: tl.constexpr, BK: tl.constexpr):
+    """v ← normalise(v − α ∂L/∂v), a program a row; a row without gradient keeps its bits."""
+    await_others()
+    row = tl.program_id(0).to(tl.int64)
+    square = 0.0
+    most = 0.0
+    for start in range(0, D, BK):
+        d = start + tl.arange(0, BK)
+        g = tl.load(gradient + row * D + d, mask=d < D, other=0.0).to(tl.float32)
+        x = tl.load(rows + row * D + d, mask=d < D, other=0.0).to(tl.float32) - alpha * g
+        square += tl.sum(x * x, 0)
+        most = tl.maximum(most, tl.max((g != 0).to(tl.float32), 0))
+    if most > 0:
+        length = tl.maximum(tl.sqrt(square), 1e-12)
+        for start in range(0, D, BK):
+            d = start + tl.arange(0, BK)
+            g = tl.load(gradient + row * D + d, mask=d < D, other=0.0).to(tl.float32)
+            x = tl.load(rows + row * D + d, mask=d < D, other=0.0).to(tl.float32) - alpha * g
+            tl.store(rows + row * D + d, (x / length).to(rows.dtype.element_ty), mask=d < D)
