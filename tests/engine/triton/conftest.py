@@ -7,7 +7,7 @@ import torch
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 collect_ignore = [] if INTERPRETED else [
-    "test_triton_copies.py", "test_triton_crowded.py",
+    "test_triton_assign.py", "test_triton_copies.py", "test_triton_crowded.py",
     "test_triton_enqueue.py", "test_triton_finish.py", "test_negatives.py", "test_positives.py",
     "test_triton_rows.py", "test_step.py", "test_tiles.py",
 ]  # fmt: skip
