@@ -28,6 +28,16 @@ def test_an_unknown_measure_is_told(tmp_path):
         measure("lema", CONFIG, tmp_path)
 
 
+def test_the_plain_queue_is_the_released_codes_and_otherwise_the_same(tmp_path, monkeypatch):
+    given = {}
+    monkeypatch.setattr(measures, "in_turns", lambda configs, folder: given.update(configs) or {"queue": [0.0123456]})
+    config = override(CONFIG, {"memory.update": "moving_average", "memory.reduction": "balanced", "memory.batch_weight": 0.5})
+    assert measures.beside_queue(config, tmp_path) == {"queue": [0.01235]} and given["ours"] == config
+    plain = given["queue"].memory
+    assert (plain.update, plain.ratio, plain.reduction, plain.batch_weight) == ("queue", 1.0, None, 1.0)
+    assert given["queue"].loss.reduction == "sum" and given["queue"].optim == config.optim
+
+
 def test_cost_is_the_difference_of_a_long_run_and_a_short_one(tmp_path, monkeypatch):
     """5 s to warm up and 0.02 s an iteration: the warm-up cancels."""
 
