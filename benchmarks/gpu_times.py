@@ -156,6 +156,8 @@ def properties(out: Path) -> None:
         record.add(f"{kind}, same bits twice", lambda step=step: {"same": torch.equal(step(), step())})
         record.add(f"{kind}, torch.compile in one graph", lambda cls=cls, step=step: compiled(cls(), step, s))
     record.add("enqueue 64 x 512", lambda: enqueue(s))
+    record.add("keyed enqueue 64 x 512", lambda: keyed("moving_average"))
+    record.add("keyed enqueue 64 x 512 and descent of 8,000 rows", lambda: keyed("backprop"))
     for kind, cls in LOSSES.items():
         record.add(f"{kind}, 64 anchors against themselves", lambda cls=cls: batch(cls(), s))
     copy = steps(ContrastiveLoss(exclude="copy"), s)
@@ -198,6 +200,30 @@ def enqueue(s: Scene) -> dict[str, Any]:
         s.memories[0].enqueue(s.anchors, s.labels, s.ids)
 
     return {**in_graph([call]), "plain_ms": timed([call])["ms"], "same": same}
+
+
+def keyed(update: str) -> dict[str, Any]:
+    """A memory of slots against the same on the host: ids that come twice in a batch, rows with a gradient and without."""
+    memories = [CrossBatchMemory(8000, 512, update, momentum=0.9, device=device) for device in ("cuda", "cpu")]
+
+    def go(memory: CrossBatchMemory, given: tuple[Tensor, ...], gradient: Tensor) -> None:
+        memory.enqueue(*given)
+        if update == "backprop":
+            memory.rows.grad = gradient
+            memory.step()
+
+    for m in (64, 64, 3, 900, 9000):
+        given = torch.nn.functional.normalize(torch.randn(m, 512)), torch.randint(0, 9, (m,)), torch.randint(0, 8000, (m,))
+        gradient = torch.randn(8000, 512) * (torch.rand(8000, 1) < 0.5)
+        for memory in memories:
+            go(memory, tuple(x.to(memory.rows.device) for x in given), gradient.to(memory.rows.device))
+    theirs = memories[1].state_dict()
+    apart = {
+        name: float((a.cpu().double() - theirs[name].double()).abs().max()) for name, a in memories[0].state_dict().items()
+    }
+    batch = tuple(x[:64].cuda() for x in given)
+    at_once = gradient.cuda()
+    return {**in_graph([lambda: go(memories[0], batch, at_once)]), "largest_difference": apart}
 
 
 def batch(loss: PairLoss, s: Scene) -> dict[str, Any]:
