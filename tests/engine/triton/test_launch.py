@@ -1,5 +1,6 @@
 """Starting kernels: the first call compiles, the next ones go straight to what was compiled."""
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -92,3 +93,13 @@ def test_tensors_are_handed_on_as_addresses():
     for _ in range(2):
         kernel(launch.number("addresses"), (1, 1, 1), 8, 3, tensor, None, 2)
     assert jitted.calls[1] == ("directly", (1, 1, 1), (tensor.data_ptr(), None, 2))
+
+
+def test_kernels_start_on_the_device_of_what_they_are_given(monkeypatch):
+    entered = []
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: entered.append(device) or nullcontext())
+    call = launch.on_device_of(1)(lambda a, rows: (a, rows.device))
+    for name, wanted in (("cpu", []), ("cuda:0", []), ("cuda:1", [torch.device("cuda:1")])):
+        rows = SimpleNamespace(device=torch.device(name))
+        assert call(7, rows) == (7, rows.device) and entered == wanted

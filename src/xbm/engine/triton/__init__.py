@@ -16,7 +16,7 @@ from xbm.engine.terms import Loss, from_spec, scaled
 from xbm.engine.triton import assign as keyed
 from xbm.engine.triton import enqueue as queue
 from xbm.engine.triton.copies import newest_copies
-from xbm.engine.triton.launch import INTERPRETED, Kernel, number
+from xbm.engine.triton.launch import INTERPRETED, Kernel, number, on_device_of
 from xbm.engine.triton.plan import MOST, WIDEST, capacity
 from xbm.engine.triton.step import Found, step
 from xbm.errors import InputError
@@ -172,10 +172,8 @@ def enqueue(
         torch.autograd.graph.increment_version(buffers)  # or autograd would not notice that what it saved has changed
 
 
+@on_device_of(4)
 def _write(embeddings: Tensor, labels: Tensor, ids: Tensor | None, mask: Tensor | None, rows: Tensor, *buffers: Tensor) -> None:
-    if rows.device.type == "cuda" and rows.device.index != torch.cuda.current_device():
-        with torch.cuda.device(rows.device):
-            return _write(embeddings, labels, ids, mask, rows, *buffers)
     (m, D), size = embeddings.shape, rows.shape[0]
     key = number(rows.device, m, size, D, embeddings.dtype, rows.dtype, ids is not None, mask is not None)
     given = [x if x is None else x.contiguous() for x in (embeddings, labels, ids, mask)]
@@ -218,15 +216,13 @@ def _(embeddings, labels, ids, mask, rows, row_labels, row_ids, stamps, pointer,
 _assign, _tally, _descend = (Kernel(each, overlap=True) for each in (keyed.assign, keyed.tally, keyed.descend))
 
 
+@on_device_of(4)
 def assign(
     embeddings: Tensor, labels: Tensor, ids: Tensor | None, mask: Tensor | None,
     rows: Tensor, row_labels: Tensor, row_ids: Tensor, stamps: Tensor, count: Tensor, clock: Tensor, unsound: Tensor,
     momentum: float,
 ) -> None:  # fmt: skip
     """The keyed enqueue in two kernels: sound rows go to the slots of their ids, mixed with what is there."""
-    if rows.device.type == "cuda" and rows.device.index != torch.cuda.current_device():
-        with torch.cuda.device(rows.device):
-            return assign(embeddings, labels, ids, mask, rows, row_labels, row_ids, stamps, count, clock, unsound, momentum)
     (m, D), size = embeddings.shape, rows.shape[0]
     became = torch.empty(m, dtype=torch.int32, device=rows.device)
     given = [x if x is None else x.contiguous() for x in (embeddings, labels, ids, mask)]
@@ -239,20 +235,16 @@ def assign(
     )  # fmt: skip
     _tally(key, (1, 1, 1), 4, 1, became, count, clock, unsound, m, 1024)
     torch.autograd.graph.increment_version(buffers)
-    return None
 
 
+@on_device_of(0)
 def descend(rows: Tensor, gradient: Tensor, alpha: float) -> None:
     """v ← normalise(v − α ∂L/∂v) for every row that has a gradient."""
-    if rows.device.type == "cuda" and rows.device.index != torch.cuda.current_device():
-        with torch.cuda.device(rows.device):
-            return descend(rows, gradient, alpha)
     (M, D), gradient = rows.shape, gradient.contiguous()
     aligned = rows.data_ptr() % 16 == 0 and gradient.data_ptr() % 16 == 0
     key = number("descend", rows.device, D, rows.dtype, gradient.dtype, alpha) if aligned else None
     _descend(key, (M, 1, 1), 4, 1, rows, gradient, alpha, D, 512)
     torch.autograd.graph.increment_version((rows,))
-    return None
 
 
 __all__ = ["INTERPRETED", "assign", "compare", "descend", "enqueue", "gradient", "newest_copies", "supports"]

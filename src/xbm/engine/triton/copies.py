@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from xbm.engine.triton import positives
-from xbm.engine.triton.launch import Kernel, await_others, number
+from xbm.engine.triton.launch import Kernel, await_others, number, on_device_of
 from xbm.engine.triton.plan import MOST, PLACES
 from xbm.engine.triton.positives import place_in_table
 from xbm.engine.triton.tiles import SIZES
@@ -51,11 +51,9 @@ def settle(ids, pointer, table, newest, slots, m, M, PLACES: tl.constexpr, BM: t
 _mark, _seek, _settle = (Kernel(each, overlap=True) for each in (positives.mark, seek, settle))
 
 
+@on_device_of(0)
 def newest_copies(ids: Tensor, row_ids: Tensor, stamps: Tensor, pointer: Tensor) -> Tensor:
     """(m,): the slot that a queue wrote last among those with each id, -1 where there is none."""
-    if ids.device.type == "cuda" and ids.device.index != torch.cuda.current_device():
-        with torch.cuda.device(ids.device):
-            return newest_copies(ids, row_ids, stamps, pointer)
     ids, m, M = ids.contiguous(), ids.shape[0], row_ids.shape[0]
     slots = torch.empty_like(ids)
     if m == 0:

@@ -3,12 +3,15 @@ compiled kernel is kept under a key that says all that matters, and started dire
 """
 
 from collections.abc import Callable
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar, cast
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+Function = TypeVar("Function", bound=Callable)
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 
@@ -46,6 +49,23 @@ class Kernel:
         found = self.jitted[grid](*arguments, num_warps=warps, num_stages=stages, launch_pdl=self.overlap)
         if key is not None and not INTERPRETED:
             self.compiled[key] = starter(found)
+
+
+def on_device_of(place: int) -> Callable[[Function], Function]:
+    """Kernels start on the device that is current: for a function whose argument at `place` may lie on another one."""
+
+    def decorate(function: Function) -> Function:
+        @wraps(function)
+        def call(*arguments: Any) -> Any:
+            device = arguments[place].device
+            if device.type != "cuda" or device.index == torch.cuda.current_device():
+                return function(*arguments)
+            with torch.cuda.device(device):
+                return function(*arguments)
+
+        return cast(Function, call)
+
+    return decorate
 
 
 _numbers: dict[tuple, int] = {}

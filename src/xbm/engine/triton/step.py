@@ -21,7 +21,7 @@ from xbm.checks import tolerance
 from xbm.engine.pairing import Pairing
 from xbm.engine.terms import Loss, from_spec
 from xbm.engine.triton import crowded, finish, negatives, positives, rows, tiles
-from xbm.engine.triton.launch import Kernel, number
+from xbm.engine.triton.launch import Kernel, number, on_device_of
 from xbm.engine.triton.plan import COLUMNS, PARTS, PLACES, Plan, plan
 
 mark, count, enlist, meet, end, spread, clean, crowd = (
@@ -118,14 +118,12 @@ def settle(case: Case) -> Settled:
     return Settled(c, p, key, half, rises, headroom, scale, tolerance(case.given), not case.small and half and p.tiles.narrow)
 
 
+@on_device_of(1)
 def step(
     loss: Loss, given: Tensor, pairing: Pairing, stats: bool, in_batch: bool, gradients: bool, row_gradient: bool
 ) -> Found:
     """`gradients`: whether the anchors' is wanted (it always comes, but a batch's part as rows costs a pass of its own)."""
     device = given.device
-    if device.type == "cuda" and device.index != torch.cuda.current_device():
-        with torch.cuda.device(device):
-            return step(loss, given, pairing, stats, in_batch, gradients, row_gradient)
     given, bank, labels = given.contiguous(), pairing.rows.contiguous(), pairing.labels.contiguous()
     row_labels, stamps = pairing.row_labels.contiguous(), pairing.stamps.contiguous()
     ids, row_ids, own = (x if x is None else x.contiguous() for x in (pairing.ids, pairing.row_ids, pairing.own))
