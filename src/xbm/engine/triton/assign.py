@@ -35,16 +35,10 @@ def assign(
     """v ← normalise(mixed). Of rows with the same id the last sound one wins."""
     await_others()
     i = tl.program_id(0)
-    asked = i >= 0
-    if HAS_MASK:
-        asked = tl.load(mask + i) != 0
     slot = tl.load(ids + i)
-    square = 0.0
-    for start in range(0, D, BK):
-        d = start + tl.arange(0, BK)
-        x = tl.load(embeddings + i.to(tl.int64) * D + d, mask=d < D, other=0.0).to(tl.float32)
-        square += tl.sum(x * x, 0)
-    sound = asked & (tl.abs(tl.sqrt(square) - 1.0) <= tolerance) & (slot >= 0) & (slot < size)
+    unit, bad = sound_rows(embeddings, ids, mask, i + tl.arange(0, 1), m, tolerance, D, 1, BK, True, HAS_MASK)
+    asked = tl.max((unit | bad).to(tl.int32), 0) > 0
+    sound = (tl.max(unit.to(tl.int32), 0) > 0) & (slot < size)
     wins = sound
     if sound:
         for start in range((i // BN) * BN, m, BN):
@@ -91,6 +85,13 @@ def tally(became, count, clock, unsound, m, BN: tl.constexpr):
 
 
 @triton.jit
+def moved(rows, gradient, row, alpha, d, D: tl.constexpr):
+    """v − α ∂L/∂v and ∂L/∂v at the places d of a row."""
+    g = tl.load(gradient + row * D + d, mask=d < D, other=0.0).to(tl.float32)
+    return tl.load(rows + row * D + d, mask=d < D, other=0.0).to(tl.float32) - alpha * g, g
+
+
+@triton.jit
 def descend(rows, gradient, alpha, D: tl.constexpr, BK: tl.constexpr):
     """v ← normalise(v − α ∂L/∂v), a program a row; a row without gradient keeps its bits."""
     await_others()
@@ -99,14 +100,12 @@ def descend(rows, gradient, alpha, D: tl.constexpr, BK: tl.constexpr):
     most = 0.0
     for start in range(0, D, BK):
         d = start + tl.arange(0, BK)
-        g = tl.load(gradient + row * D + d, mask=d < D, other=0.0).to(tl.float32)
-        x = tl.load(rows + row * D + d, mask=d < D, other=0.0).to(tl.float32) - alpha * g
+        x, g = moved(rows, gradient, row, alpha, d, D)
         square += tl.sum(x * x, 0)
         most = tl.maximum(most, tl.max((g != 0).to(tl.float32), 0))
     if most > 0:
         length = tl.maximum(tl.sqrt(square), 1e-12)
         for start in range(0, D, BK):
             d = start + tl.arange(0, BK)
-            g = tl.load(gradient + row * D + d, mask=d < D, other=0.0).to(tl.float32)
-            x = tl.load(rows + row * D + d, mask=d < D, other=0.0).to(tl.float32) - alpha * g
+            x, _ = moved(rows, gradient, row, alpha, d, D)
             tl.store(rows + row * D + d, (x / length).to(rows.dtype.element_ty), mask=d < D)
