@@ -132,14 +132,13 @@ class CrossBatchMemory(nn.Module):
         """Does the same in a launch or two instead of dozens; gives False where there is no kernel for it."""
         from xbm.engine import triton
 
-        given, rows = (embeddings, labels, ids, mask), self.rows.detach()
-        where = (rows, self.row_labels, self.row_ids, self.stamps)
+        given, where = (embeddings, labels, ids, mask), (self.row_labels, self.row_ids, self.stamps)
         if self.update == "queue":
-            triton.enqueue(*given, *where, self.pointer, self.count, self.clock, self.latest, self.unsound)
-            return True
-        if torch.float64 in (embeddings.dtype, rows.dtype) or torch.compiler.is_compiling():
+            triton.enqueue(*given, self.rows, *where, self.pointer, self.count, self.clock, self.latest, self.unsound)
+        elif torch.float64 in (embeddings.dtype, self.rows.dtype) or torch.compiler.is_compiling():
             return False
-        triton.assign(*given, *where, self.count, self.clock, self.unsound, self.momentum)
+        else:
+            triton.assign(*given, self.rows.detach(), *where, self.count, self.clock, self.unsound, self.momentum)
         return True
 
     def _append(self, embeddings: Tensor, labels: Tensor, ids: Tensor, keep: Tensor) -> None:
