@@ -40,14 +40,14 @@ LOSS_NAMES = {
     "multi_similarity": "multi_similarity",
 }
 
-QUEUE = {"memory.update": "queue", "memory.momentum": None, "memory.ratio": 1.0}
+FULL_QUEUE = {"memory.update": "queue", "memory.momentum": None, "memory.ratio": 1.0}
 
 # What the paper says and what its released code does differ; both are settings of the same loop. `auto` is ours: whatever the
 # net and the data, more memory does not hurt (docs/robustness.md).
 RECIPES: dict[str, dict[str, Any]] = {
     "auto": {
         "loss.reduction": "sum", "memory.reduction": "balanced", "memory.batch_weight": 1.0, "memory.start": 0,
-        "memory.fill": False, **QUEUE,
+        "memory.fill": False, **FULL_QUEUE,
     },
     "paper": {},
     "official": {

@@ -3,12 +3,13 @@
 from typing import Any
 
 from xbm.study.paper.experiment import OFF, QUEUE, SMALL, Arm, Setting, base
-from xbm.train.presets import SLOTS
+from xbm.train.presets import FULL_QUEUE, SLOTS
 
 LOSSES = {"contrastive": "contrastive", "triplet": "triplet", "MS": "multi_similarity"}
 SUMMED = {"loss.reduction": "sum"}
 SCRATCH = {"model.weights": "none", "optim.iterations": 6000, "optim.decay_at": (4500,)}
-FULL = {**QUEUE, "memory.ratio": 1.0}  # the paper's R_M = 1
+# What everybody else does with a memory: all the rows, every pair of theirs added to the batch's
+PLAIN_QUEUE = {**FULL_QUEUE, **SUMMED, "memory.reduction": None, "memory.batch_weight": 1.0}
 
 
 def memory_of(setting: Setting) -> dict[str, Any]:
@@ -37,7 +38,7 @@ def contrastive(setting: Setting) -> tuple[Arm, Arm]:
 
 def queue(setting: Setting) -> Arm:
     """Contrastive with a queue of the whole training set: what is looked at for drift, negatives and Lemma 1."""
-    return Arm("contrastive, queue R_M = 1", {"loss.name": "contrastive", **FULL}, measures=("lemma", "mined"))
+    return Arm("contrastive, queue R_M = 1", {"loss.name": "contrastive", **FULL_QUEUE}, measures=("lemma", "mined"))
 
 
 def sized(setting: Setting, loss: str, size: int, ratio: float, sampler: str = "pk", passes: bool = False) -> Arm:

@@ -10,7 +10,7 @@ from xbm.study.balance import PUSHED
 from xbm.study.paper.arms import SUMMED
 from xbm.study.paper.blocks import Block, Claim, Figure, Table, percent, spread
 from xbm.study.paper.experiment import OFF, SMALL, Arm, Experiment, Setting
-from xbm.study.paper.recipes import BALANCED, BEYOND, QUEUE, SETTINGS, held_out
+from xbm.study.paper.recipes import BALANCED, BEYOND, FULL_QUEUE, SETTINGS, held_out
 from xbm.study.paper.record import Record
 from xbm.study.paper.study import Study
 
@@ -27,7 +27,7 @@ SHARES = (
 
 def cause_arms(setting: Setting) -> list[Arm]:
     """The batch is summed in all of them: they differ in the memory alone."""
-    kinds: dict[str, dict[str, Any]] = {BARE: OFF, SUM: QUEUE, LEVEL: {**QUEUE, **BALANCED}}
+    kinds: dict[str, dict[str, Any]] = {BARE: OFF, SUM: FULL_QUEUE, LEVEL: {**FULL_QUEUE, **BALANCED}}
     if setting.data in SMALL:
         kinds[YOUNG] = {**kinds[SUM], "memory.updates_per_step": YOUNGER}
         for push in PUSHES:

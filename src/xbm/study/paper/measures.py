@@ -15,13 +15,13 @@ from xbm.memory import CrossBatchMemory
 from xbm.study.lemma import embedding_of, gradient_errors, largest_singular_value_squared
 from xbm.study.mining import mined_negatives, retrieved
 from xbm.study.outliers import compare_losses
+from xbm.study.paper.arms import PLAIN_QUEUE
 from xbm.study.shares import gradient_shares
 from xbm.study.turns import in_turns
 from xbm.train.checkpoint import read_checkpoint
 from xbm.train.config import Config, override
 from xbm.train.dataset import read_run
 from xbm.train.job import Job
-from xbm.train.presets import QUEUE
 
 STEPS = (10, 100, 1000)  # Δt of the old embeddings in Lemma 1
 PAIRS = 16  # anchors, and negatives of each
@@ -143,8 +143,7 @@ def cost(config: Config, folder: Path) -> dict[str, Any]:
 
 def beside_queue(config: Config, folder: Path) -> dict[str, list[float]]:
     """Seconds a step, turn by turn: of the run's config, and of the plain queue, its pairs summed, otherwise the same."""
-    plain = override(config, {**QUEUE, "loss.reduction": "sum", "memory.reduction": None, "memory.batch_weight": 1.0})
-    taken = in_turns({"queue": plain, "ours": config}, folder)
+    taken = in_turns({"queue": override(config, PLAIN_QUEUE), "ours": config}, folder)
     return {name: [_digits(seconds) for seconds in each] for name, each in taken.items()}
 
 

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from xbm.study.paper.arms import SUMMED
+from xbm.study.paper.arms import PLAIN_QUEUE, SUMMED
 from xbm.study.paper.blocks import Block, Claim, Table, percent, spread
 from xbm.study.paper.cost import SHORT
 from xbm.study.paper.experiment import CHOOSING_SEED, HOLDOUT, OFF, Arm, Experiment, Setting, base, grid
 from xbm.study.paper.study import Spread, Study, paired
 from xbm.train.config import flat
-from xbm.train.presets import QUEUE, SLOTS, preset, recipe_of
+from xbm.train.presets import FULL_QUEUE, SLOTS, preset, recipe_of
 
 LOSSES = {"contrastive": "contrastive", "MS": "multi_similarity"}
 AVERAGED = {"loss.reduction": "mean"}
@@ -32,7 +32,7 @@ def recipes(setting: Setting) -> dict[str, dict[str, Any]]:
     memory = {name: value for name, value in flat(preset(setting.data)).items() if name.startswith("memory.")}
     return {
         "paper": {**memory, **SUMMED, **ALONE},
-        "official": {**QUEUE, **SUMMED, "memory.fill": False, "memory.batch_weight": 1.0},
+        "official": {**PLAIN_QUEUE, "memory.fill": False},
         OURS: recipe_of(OURS, setting.weights, setting.data),
     }
 
@@ -75,23 +75,23 @@ def candidate_arms(setting: Setting) -> list[Arm]:
     ms = {"loss.name": LOSSES["MS"]}
     paper = recipes(setting)["paper"]
     return held_out(setting, {
-        "contrastive, queue, balanced": {**QUEUE, **BALANCED},
+        "contrastive, queue, balanced": {**FULL_QUEUE, **BALANCED},
         "contrastive, no memory, summed": {**OFF, **SUMMED},
         "contrastive, no memory, averaged": {**OFF, **AVERAGED},
-        "contrastive, queue, summed": {**QUEUE, **SUMMED},
-        "contrastive, queue, averaged": {**QUEUE, **AVERAGED},
-        "contrastive, queue, balanced, batch summed": {**QUEUE, **SUMMED, **BALANCED},
-        "contrastive, queue, balanced, batch summed, after a fifth": {**QUEUE, **SUMMED, **BALANCED, **late},
-        "contrastive, queue, balanced, batch too": {**QUEUE, "loss.reduction": "balanced"},
-        "contrastive, queue, balanced, after a fifth": {**QUEUE, **BALANCED, **late},
+        "contrastive, queue, summed": {**FULL_QUEUE, **SUMMED},
+        "contrastive, queue, averaged": {**FULL_QUEUE, **AVERAGED},
+        "contrastive, queue, balanced, batch summed": {**FULL_QUEUE, **SUMMED, **BALANCED},
+        "contrastive, queue, balanced, batch summed, after a fifth": {**FULL_QUEUE, **SUMMED, **BALANCED, **late},
+        "contrastive, queue, balanced, batch too": {**FULL_QUEUE, "loss.reduction": "balanced"},
+        "contrastive, queue, balanced, after a fifth": {**FULL_QUEUE, **BALANCED, **late},
         "contrastive, moving average 0.9, summed": {**SLOTS, **SUMMED},
         "contrastive, moving average 0.9, summed, no loss of the batch": {**SLOTS, **SUMMED, **ALONE},
         "contrastive, moving average 0.9, balanced": {**SLOTS, **BALANCED},
         "contrastive, moving average 0.9, balanced, batch summed": {**SLOTS, **SUMMED, **BALANCED},
         "contrastive, as `paper`": paper,
         "MS, no memory": {**ms, **OFF},
-        "MS, queue": {**ms, **QUEUE},
-        "MS, queue, after a fifth": {**ms, **QUEUE, **late},
+        "MS, queue": {**ms, **FULL_QUEUE},
+        "MS, queue, after a fifth": {**ms, **FULL_QUEUE, **late},
         "MS, moving average 0.9": {**ms, **SLOTS},
         "MS, moving average 0.9, no loss of the batch": {**ms, **SLOTS, **ALONE},
         "MS, as `paper`": {**paper, **ms},
@@ -172,7 +172,7 @@ def draw_cost(data: str, studies: Sequence[Study]) -> list[Block]:
             extra = f"{statistics.median(more):+.1f} % ({more[0]:+.1f} to {more[-1]:+.1f})".replace("-", "−")
             rows.append([study.setting.trunk, run.values["device"], *medians, extra, str(len(more))])
     header = [f"{data}, a training step", "device", "plain queue", OURS, "more: median (least to most)", "turns"]
-    said = "Both train in one process, in turns, after their memories are full; the median of the turns."
+    said = "Both train in one process, in turns, after a quarter of their steps; the median of the turns."
     return [Table(header, rows), said] if rows else []
 
 
