@@ -71,7 +71,8 @@ class Heartbeat:
 
     def _end(self, words: str) -> None:
         if not self._over.wait(GRACE):
-            print(f"error: {ended(words)}", file=sys.stderr, flush=True)
+            sys.stderr.write(f"error: {ended(words)}\n")  # the end of the line with it: others write to the same terminal now
+            sys.stderr.flush()
             os._exit(2)
 
 
