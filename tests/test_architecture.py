@@ -24,7 +24,7 @@ LAYERS = [
     {"checks"},
     {"engine", "drift"},
     {"memory"},
-    {"losses"},
+    {"losses", "doubt"},
     {"distributed"},  # so far the core: torch and nothing else
     {"progress", "extras"},
     {"data", "models", "retrieval"},

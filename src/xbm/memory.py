@@ -45,9 +45,9 @@ class CrossBatchMemory(nn.Module):
     rows: Tensor  # (M, D), unit rows; meaningless where never written
     row_labels: Tensor  # (M,)
     row_ids: Tensor  # (M,), -1 where enqueued without ids
-    stamps: Tensor  # (M,), the enqueue call that wrote the row, -1 = never
+    stamps: Tensor  # (M,), the enqueue call that wrote the row; -1 = never, -2 = set aside (doubt.py)
     pointer: Tensor  # (), the queue's next slot
-    count: Tensor  # (), rows written so far
+    count: Tensor  # (), rows that count
     clock: Tensor  # (), enqueue calls so far
     latest: Tensor  # (), rows of the latest enqueue call
     unsound: Tensor  # (), bad rows that a device without checks had to leave out
@@ -217,7 +217,8 @@ class CrossBatchMemory(nn.Module):
 
     @property
     def is_full(self) -> bool:
-        return len(self) == self.size
+        """Whether every row was written; those that are set aside were."""
+        return len(self) == self.size if self.update == "queue" else not bool((self.stamps == -1).any())
 
     @property
     def embeddings(self) -> Tensor:

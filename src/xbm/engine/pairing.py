@@ -11,7 +11,7 @@ class Pairing(NamedTuple):
 
     rows: Tensor  # (M, D)
     row_labels: Tensor  # (M,)
-    stamps: Tensor  # (M,), below 0 = never written
+    stamps: Tensor  # (M,), below 0 = the row does not count
     labels: Tensor  # (m,)
     sound: Tensor | None  # (m,), False = an anchor that must add nothing; None = the engine looks for itself
     ids: Tensor | None = None  # (m,)
