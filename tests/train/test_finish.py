@@ -6,7 +6,10 @@ import torch
 
 from tiny import tiny_config
 from xbm.data.images import Protocol
+from xbm.doubt import ASIDE, set_aside
+from xbm.memory import CrossBatchMemory
 from xbm.retrieval import evaluate
+from xbm.train.checkpoint import read_checkpoint
 from xbm.train.dataset import read_run
 from xbm.train.finish import MINED, NEIGHBOURS, recall_curve
 from xbm.train.load import load
@@ -91,3 +94,20 @@ def test_the_folder_holds_what_it_should_and_nothing_half_written(run):
     names = {path.name for path in folder.iterdir()}
     assert names == {"checkpoints", "config.yaml", "examples.npz", "metrics.csv", "result.json", "split.csv", "tensorboard"}
     assert not list(folder.rglob("*.part*"))
+
+
+def test_labels_in_doubt_are_listed_for_a_person_to_look_at(photos, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("xbm.train.job.LOOK", 5)  # of 17: since the last look some were written anew
+    monkeypatch.setattr("xbm.doubt.MOST", 1.0)
+    config = tiny_config(photos, memory__update="moving_average", memory__doubt="skip", data__noise=0.2)
+    train(config, tmp_path / "run")
+    images = read_run(config, tmp_path / "run").train
+    memory = CrossBatchMemory(len(images), config.model.dim, "moving_average")
+    memory.load_state_dict(read_checkpoint(tmp_path / "run" / "checkpoints" / "last.pt")["memory"])
+    before = int((memory.stamps == ASIDE).sum())
+    set_aside(memory, images.num_classes)
+    aside = (memory.stamps == ASIDE).nonzero()[:, 0].tolist()
+    rows = (tmp_path / "run" / "doubted.csv").read_text("utf-8").split("\n")
+    assert rows == ["image,label", *(f"{images.paths[k]},{images.class_names[images.labels[k]]}" for k in aside), ""]
+    said = f"{len(aside)} of {len(images)} training images lie among those of other classes"
+    assert len(aside) > before > 0 and said in capsys.readouterr().err

@@ -3,6 +3,7 @@ import pytest
 import torch
 
 from tiny import same, tiny_config
+from xbm.doubt import ASIDE
 from xbm.errors import InputError
 from xbm.train.checkpoint import read_checkpoint
 from xbm.train.dataset import begin_run
@@ -79,12 +80,13 @@ def test_random_images_are_all_of_them_once_in_views_that_training_never_shows(j
         ({"memory__update": "moving_average"}, 36),
         ({"memory__update": "backprop", "batch__size": 10}, 36),
         ({"memory__update": "backprop", "memory__fill": False}, 0),
+        ({"memory__update": "moving_average", "optim__iterations": 3}, 24),  # no more than the run trains on
     ],
 )
 def test_the_memory_starts_full_or_empty_as_the_recipe_says(job, changes, filled):
     made = job(**changes)
     statistics = {name: buffer.clone() for name, buffer in made.model.named_buffers()}
-    made.start_memory()
+    made.start_memory(print)
     assert len(made.memory) == filled
     assert torch.equal(made.memory.labels, torch.from_numpy(made.dataset.train.labels)[made.memory.ids])
     assert same(statistics, dict(made.model.named_buffers())) == []  # filling leaves no trace in the model
@@ -147,7 +149,7 @@ def test_a_frozen_batch_norm_keeps_its_statistics_through_a_step(job):
 def test_what_is_saved_is_restored_whole(job, changes, tmp_path):
     made, other = job(**changes), job("other", **changes)
     if made.memory is not None:
-        made.start_memory()
+        made.start_memory(print)
     made.model(made.drift.images).sum().backward()
     made.update()
     made.drift(10, made.model)
@@ -214,3 +216,34 @@ def test_the_seed_decides_the_weights(job):
     one = job("a").model.head.weight
     torch.manual_seed(6)
     assert torch.equal(one, job("b").model.head.weight) and not torch.equal(one, job("c", seed=1).model.head.weight)
+
+
+DOUBTING = {"memory__update": "moving_average", "memory__doubt": "skip"}
+
+
+def test_labels_are_looked_at_every_few_steps_and_seldom_where_that_is_much(job, monkeypatch):
+    made, looks = job(**DOUBTING), []
+    monkeypatch.setattr("xbm.train.job.set_aside", lambda memory, classes: looks.append((memory, classes)))
+    for done in range(1, 31):
+        made.doubt_labels(done)
+    assert looks == [(made.memory, 6)] * 3
+    monkeypatch.setattr("xbm.train.job.LOOK", 1)
+    for compared, times in ((36 * 6 // 2, 15), (1, 7)):  # 216 pairs: every other step; at most as long as it takes to meet all
+        monkeypatch.setattr("xbm.train.job.COMPARED", compared)
+        looks.clear()
+        for done in range(1, 31):
+            made.doubt_labels(done)
+        assert len(looks) == times
+    job("plain").doubt_labels(10)
+    assert len(looks) == 7
+
+
+def test_what_is_set_aside_learns_nothing(job):
+    made, ids = job(**DOUBTING), torch.tensor([3, 0, 7])
+    made.memory.stamps[7] = ASIDE
+    anchors = torch.randn(3, 8, requires_grad=True)
+    found = made.learning(anchors, ids)
+    (gradient,) = torch.autograd.grad((2 * found).sum(), anchors)
+    assert torch.equal(found, anchors) and gradient[:, 0].tolist() == [2, 2, 0]
+    plain = job("plain", memory__update="moving_average")
+    assert plain.learning(anchors, ids) is anchors

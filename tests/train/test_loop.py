@@ -7,12 +7,14 @@ import pytest
 import torch
 
 from tiny import tiny_config
+from xbm.doubt import ASIDE
 from xbm.errors import InputError
 from xbm.losses import ContrastiveLoss
 from xbm.memory import CrossBatchMemory
 from xbm.train import job as jobs
 from xbm.train import loop
 from xbm.train.checkpoint import read_checkpoint
+from xbm.train.dataset import begin_run
 from xbm.train.files import held
 from xbm.train.loop import train
 from xbm.train.metrics import read_metrics
@@ -91,7 +93,7 @@ def test_the_memory_starts_from_all_images_when_filled(photos, tmp_path, monkeyp
 
 def test_a_memory_that_starts_at_once_has_no_warm_up(photos, tmp_path, monkeypatch):
     witness = Witness(monkeypatch)
-    config = tiny_config(photos, memory__start=0, memory__update="backprop", optim__iterations=3)
+    config = tiny_config(photos, memory__start=0, memory__update="backprop", optim__iterations=5)
     train(config, tmp_path / "run", quiet=True)
     assert all(event[3][0] == 36 for step in witness.steps() for event in step if event[0] == "compare" and event[3])
 
@@ -279,3 +281,17 @@ def test_the_memory_has_a_reduction_of_its_own(photos, tmp_path):
     summed, balanced = rows
     assert balanced["batch_loss"] == summed["batch_loss"] and balanced["memory_loss"] < summed["memory_loss"]
     assert balanced["valid_negatives_memory"] == summed["valid_negatives_memory"] > summed["valid_positives_memory"] > 0
+
+
+def test_images_whose_labels_are_in_doubt_do_not_move_the_model_but_are_written_anew(photos, tmp_path):
+    config = tiny_config(photos, memory__update="moving_average", memory__doubt="skip", optim__weight_decay=0.0)
+    job = jobs.Job(config, begin_run(config, tmp_path), tmp_path)
+    first, second = list(job.iterations(0))[:2]
+    for iteration, moves in ((first, True), (second, False)):
+        (_, _, ids), *_ = iteration.anchors
+        job.memory.stamps[ids] = ASIDE if not moves else job.memory.stamps[ids]
+        job.optimizer.state.clear()  # Adam would go on without a gradient
+        before = [p.detach().clone() for p in job.model.parameters()]
+        loop.learn(job, iteration, True)
+        assert any(not torch.equal(p, old) for p, old in zip(job.model.parameters(), before)) == moves
+        assert (job.memory.stamps[ids] > 0).all()

@@ -7,6 +7,7 @@ import torch
 from interrupted import Killed, ended, ended_in_checkpoint
 
 from tiny import differences, tiny_config
+from xbm.doubt import ASIDE
 from xbm.errors import InputError
 from xbm.train import task
 from xbm.train.checkpoint import read_checkpoint
@@ -17,6 +18,8 @@ CASES = {
     "queue": {},
     "moving_average": {"memory__update": "moving_average", "memory__momentum": 0.7},
     "backprop": {"memory__update": "backprop", "memory__alpha": 0.3, "memory__momentum": 0.5},
+    "doubt": {"memory__update": "moving_average", "memory__doubt": "skip", "data__noise": 0.2},
+    "doubt, rows that descend": {"memory__update": "backprop", "memory__doubt": "skip", "data__noise": 0.2},
     "updates_per_step": {"memory__updates_per_step": 2, "memory__ratio": 0.7},
     "accumulate": {"batch__accumulate": 2, "memory__batch_weight": 0.0},
     "plateau": {"optim__schedule": "plateau", "log__every": 1, "optim__lr": 1e-7, "memory__fill": False, "memory__ratio": 0.3},
@@ -43,13 +46,27 @@ def stop_and_go(config, folder, kills: int, seed: int) -> int:
     return stopped
 
 
+@pytest.fixture
+def doubting(monkeypatch):
+    """Labels are looked at early and whatever the embeddings tell: there are rows set aside within a short run."""
+    monkeypatch.setattr("xbm.train.job.LOOK", 3)
+    monkeypatch.setattr("xbm.doubt.MOST", 1.0)
+
+
 @pytest.mark.parametrize("case", CASES)
-def test_a_run_stopped_at_random_lines_ends_bit_for_bit_as_one_that_was_not(photos, tmp_path, case):
+def test_a_run_stopped_at_random_lines_ends_bit_for_bit_as_one_that_was_not(photos, tmp_path, doubting, case):
     config = tiny_config(photos, **CASES[case])
     train(config, tmp_path / "whole", quiet=True)
     stopped = stop_and_go(config, tmp_path / "stopped", kills=4, seed=len(case))
     assert stopped >= 2
     assert differences(tmp_path / "whole", tmp_path / "stopped") == []
+
+
+def test_the_doubt_of_these_tests_sets_rows_aside(photos, tmp_path, doubting):
+    config = tiny_config(photos, **CASES["doubt"])
+    train(config, tmp_path / "run", quiet=True)
+    stamps = read_checkpoint(tmp_path / "run" / "checkpoints" / "last.pt")["memory"]["stamps"]
+    assert 0 < (stamps == ASIDE).sum() < len(stamps)
 
 
 def test_the_plateau_of_these_tests_is_met_within_the_run(photos, tmp_path):

@@ -15,7 +15,11 @@ import torch
 
 from tiny import set_options, tiny_config
 from worlds import on_ranks
-from xbm.train.loop import train
+from xbm.distributed.ranks import the_ranks
+from xbm.doubt import ASIDE
+from xbm.train.dataset import begin_run
+from xbm.train.job import Job
+from xbm.train.loop import learn, train
 
 # Without batch norm's own statistics a rank more or less is only another order of summation.
 SAME = {"model__freeze_batch_norm": True, "optim__iterations": 12, "optim__decay_at": (9,), "loss__reduction": "mean"}
@@ -68,6 +72,24 @@ def test_three_ranks_train_the_model_of_one(photos, tmp_path):
                 torch.testing.assert_close(found[part][name], value, rtol=1e-3, atol=1e-3, msg=lambda m, n=name: f"{n}: {m}")
         torch.testing.assert_close(found["tally"], expected["tally"], rtol=1e-3, atol=1e-3)
         assert (tmp_path / "three" / spread / "metrics.csv").read_text().count("\n") == 1 + 4, "one log"
+
+
+def doubting(photos: Path, folder: Path) -> list[int]:
+    """The stamps of this rank's memory after a few steps of which each looks at the labels."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("xbm.train.job.LOOK", 1)
+        patch.setattr("xbm.doubt.MOST", 1.0)
+        config = tiny_config(photos, memory__update="moving_average", memory__doubt="skip", data__noise=0.3, **SAME)
+        job = Job(config, begin_run(config, folder, the_ranks()), folder)
+        for iteration in list(job.iterations(0))[:5]:
+            learn(job, iteration, True)
+            job.doubt_labels(iteration.step + 1)
+    return job.memory.stamps.tolist()
+
+
+def test_ranks_doubt_the_same_labels(photos, tmp_path):
+    one, two = on_ranks(2, doubting, photos, tmp_path / "two")
+    assert one == two and 0 < one.count(ASIDE) < len(one)
 
 
 @pytest.mark.slow

@@ -43,9 +43,9 @@ def test_no_ratio_no_memory():
 
 
 def test_the_memorys_settings_reach_it():
-    chosen = {"memory__update": "backprop", "memory__alpha": 0.3, "memory__momentum": 0.8, "memory__dtype": "bfloat16"}
+    chosen = {"memory__update": "backprop", "memory__alpha": 0.3, "memory__momentum": 0.8, "memory__dtype": "float64"}
     memory = task.memory_of(config(**chosen), 9, CPU)
-    assert (memory.alpha, memory.momentum, memory.rows.dtype) == (0.3, 0.8, torch.bfloat16)
+    assert (memory.alpha, memory.momentum, memory.rows.dtype) == (0.3, 0.8, torch.float64)
     assert task.memory_of(config(memory__update="moving_average"), 9, CPU).momentum == 0.9
 
 
@@ -54,6 +54,21 @@ def test_memories_that_cannot_be_are_refused():
         task.memory_of(config(memory__ratio=0.5, memory__update="backprop"), 9, CPU)
     with pytest.raises(InputError, match="did you mean 'float16'"):
         task.memory_of(config(memory__dtype="float15"), 9, CPU)
+    with pytest.raises(InputError, match="did you mean 'skip'"):
+        task.memory_of(config(memory__doubt="skipp"), 9, CPU)
+    with pytest.raises(InputError, match=r"a queue has none for each: set memory.doubt=keep"):
+        task.memory_of(config(memory__doubt="skip"), 9, CPU)
+    keyed = config(memory__doubt="skip", memory__update="moving_average", memory__spread="sharded")
+    with pytest.raises(InputError, match=r"a part on each process: set memory.doubt=keep, or memory.spread=replicated"):
+        task.memory_of(keyed, 9, CPU, world=2)
+    assert task.memory_of(keyed, 9, CPU).size == 9
+    assert task.memory_of(config(memory__doubt="skip", memory__ratio=0), 9, CPU) is None
+    slow = {"memory__update": "moving_average", "memory__momentum": 0.99}
+    with pytest.raises(InputError, match=r"less than memory.dtype=bfloat16 can tell: set memory.dtype=float32"):
+        task.memory_of(config(memory__dtype="bfloat16", **slow), 9, CPU)
+    with pytest.raises(InputError, match=r"memory.update=backprop moves rows by less than memory.dtype=float16 can tell"):
+        task.memory_of(config(memory__dtype="float16", memory__update="backprop"), 9, CPU)
+    assert task.memory_of(config(**slow), 9, CPU).momentum == 0.99
     with pytest.raises(InputError, match="did you mean 'queue'"):
         task.memory_of(config(memory__update="que"), 9, CPU)
 

@@ -48,6 +48,7 @@ CASES = {
     "no memory": {"memory__ratio": 0},
     "times three": {"memory__updates_per_step": 3, "batch__accumulate": 2},
     "moving average": {"memory__update": "moving_average"},
+    "doubt": {"memory__update": "moving_average", "memory__doubt": "skip", "data__noise": 0.2},
     "shuffled": {"batch__sampler": "shuffle", "batch__size": 10},
 }
 

@@ -110,7 +110,9 @@ def test_auto_says_of_loss_and_memory_what_the_study_found_and_leaves_the_rest()
         assert {key.split(".")[0] for key in changed} <= {"recipe", "loss", "memory"}, name
         assert auto["memory.reduction"] == ("balanced" if auto["model.weights"] == "none" else None), name
         assert auto["memory.batch_weight"] == 1.0
-        assert (auto["loss.reduction"], auto["memory.start"], auto["memory.fill"]) == ("sum", 0, False)
+        assert (auto["loss.reduction"], auto["memory.start"]) == ("sum", 0)
+        keyed = auto["memory.update"] == "moving_average"
+        assert (auto["memory.fill"], auto["memory.doubt"]) == ((True, "skip") if keyed else (False, "keep")), name
 
 
 def test_auto_averages_the_views_of_an_image_where_the_trunk_is_pretrained():

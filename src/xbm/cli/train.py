@@ -29,7 +29,7 @@ def train(
     resume: Annotated[Path | None, typer.Option(help="go on with the run in this folder")] = None,
     config: Annotated[Path | None, typer.Option(help="a config file instead of a preset")] = None,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", help="key=value, e.g. memory.ratio=0.5; may be repeated")
+        list[str] | None, typer.Option("--set", help="key=value, e.g. optim.iterations=4000; may be repeated")
     ] = None,
     skip_problems: Annotated[bool, typer.Option("--skip-problems", help="leave broken images out of training")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="say nothing but the result")] = False,
@@ -38,7 +38,7 @@ def train(
 
     Examples: `xbm train glyphs` · `xbm train cars --root ~/cars --trunk resnet50` · `xbm train --data ./photos` ·
     `torchrun --nproc-per-node 8 -m xbm train sop --root ~/sop` (several GPUs) ·
-    `xbm train cars --root ~/cars --set memory.ratio=0.5 --loss ms` · `xbm train --resume runs/2026-01-31_120000_cars`
+    `xbm train cars --root ~/cars --set optim.iterations=4000 --loss ms` · `xbm train --resume runs/2026-01-31_120000_cars`
     """
     from xbm.train import config as configs
     from xbm.train.loop import train as run
@@ -116,7 +116,7 @@ def parse_settings(settings: list[str] | None) -> dict[str, str]:
     for setting in settings or []:
         key, equals, value = setting.partition("=")
         if not equals:
-            raise InputError(f"--set {setting} is not key=value: write for example --set memory.ratio=0.5")
+            raise InputError(f"--set {setting} is not key=value: write for example --set optim.iterations=4000")
         if key.strip() in ("preset", "recipe"):
             raise InputError(f"--set {setting} would only rename the run: choose a preset by its name, a recipe with --recipe")
         pairs[key.strip()] = value.strip()

@@ -64,6 +64,7 @@ class Memory:
     weight: float = 1.0  # of the loss against the memory
     spread: str = "replicated"  # over several processes: replicated (all rows on each) or sharded (a part on each)
     reduction: str | None = None  # of the loss against the memory; None: loss.reduction
+    doubt: str = "keep"  # of a row that lies among other classes' rows: keep, skip (it and its image, until it is written anew)
     dtype: str = "auto"  # of the rows; auto: bfloat16 for a queue on a GPU, else float32
 
 

@@ -1,5 +1,6 @@
 """The end of a run: scores by the data set's own protocol, and the examples that the report shows."""
 
+import csv
 import json
 import platform
 import time
@@ -13,6 +14,7 @@ from torch import Tensor
 from xbm.data.feeds import sweep
 from xbm.data.images import ImageSet, Protocol
 from xbm.distributed import Ranks
+from xbm.doubt import in_doubt
 from xbm.retrieval import cumulative, nearest
 from xbm.retrieval import score as score_protocol
 from xbm.train import task
@@ -64,7 +66,7 @@ def score(job: Job, kept: dict[int, Tensor] | None = None) -> dict[str, dict[str
 
 
 def finish(job: Job, console: Console) -> dict[str, Any]:
-    """Scores the finished run, writes `result.json` and `examples.npz`, and returns the figures."""
+    """Scores the finished run, writes `result.json`, `examples.npz` and `doubted.csv`, and returns the figures."""
     cost = cost_of_training(job, console)
     console.say("scoring " + ", ".join(protocol.name for protocol in job.dataset.protocols))
     kept: dict[int, Tensor] = {}
@@ -91,7 +93,22 @@ def finish(job: Job, console: Console) -> dict[str, Any]:
     if job.ranks.first:
         write_examples(job, shown)
         write_json(job.folder / "result.json", result)
+        write_doubted(job, console)
     return result
+
+
+def write_doubted(job: Job, console: Console) -> None:
+    """The images whose labels are in doubt at the end, for a person to look at: `doubted.csv`, where the recipe doubts."""
+    if job.doubted is None:
+        return
+    images = job.dataset.train
+    found = in_doubt(job.doubted, images.num_classes).nonzero()[:, 0].tolist()
+    with replacing(job.folder / "doubted.csv") as beside, beside.open("w", newline="", encoding="utf-8") as f:
+        lines = csv.writer(f, lineterminator="\n")
+        lines.writerow(["image", "label"])
+        lines.writerows([images.describe(k), images.class_names[images.labels[k]]] for k in found)
+    if found:
+        console.say(f"{len(found)} of {len(images)} training images lie among those of other classes: doubted.csv lists them")
 
 
 def cost_of_training(job: Job, console: Console) -> dict[str, float | None]:

@@ -1,8 +1,9 @@
 """Everything a training run holds while it runs: built from a config, saved to and restored from one checkpoint."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,11 +13,13 @@ from torch import Tensor
 
 from xbm.data.feeds import Batches
 from xbm.data.images import Dataset
+from xbm.data.ordered import in_order
 from xbm.distributed import GlobalLoss
 from xbm.distributed.ranks import the_ranks
+from xbm.doubt import aside, set_aside
 from xbm.drift import Drift
 from xbm.errors import InputError, unknown
-from xbm.memory import statistics_kept
+from xbm.memory import CrossBatchMemory, statistics_kept
 from xbm.models import parameter_groups
 from xbm.models.fused import fuse
 from xbm.models.synchronised import synchronise
@@ -30,6 +33,7 @@ Batch = tuple[Tensor, Tensor, Tensor]  # images, labels, ids
 TALLY = ("loss", "batch_loss", "memory_loss", "valid_negatives_batch", "valid_negatives_memory", "valid_positives_memory")
 COUNTS = slice(3, None)  # those of them that count pairs
 LONG = 10_000  # iterations from which it pays to let cuDNN try every way to do each convolution
+LOOK, COMPARED = 10, 1_000_000  # steps between two looks at labels: at least, and rows × classes for each; a pass at most
 PROBES = 32  # images whose drift is watched
 # between a run and its resume
 MAY_CHANGE = {"device", "data.root", "data.store", "data.feed", "optim.iterations", "log.checkpoint_every", "log.wandb"}
@@ -63,6 +67,7 @@ class Job:
         self.loss_fn, self.memory_loss_fn = (GlobalLoss(loss, self.ranks) if world > 1 else loss for loss in losses)
         memory = task.memory_of(config, len(dataset.train), self.device, world)
         self.memory = memory.to(self.device) if memory is not None else None
+        self.doubted = memory if config.memory.doubt == "skip" and isinstance(memory, CrossBatchMemory) else None
         self.augmentation = task.augmentation_of(config, self.model)
         self.feed = task.feed_of(dataset.train, config, self.augmentation, self.device)
         self.sampler = task.sampler_of(dataset.train, config, self.ranks.rank, world)
@@ -134,23 +139,41 @@ class Job:
         return Iteration(step, [each for k, each in enumerate(batches) if k % n != n - 1], batches[n - 1 :: n])
 
     def random_images(self) -> Iterator[Batch]:
-        """The training images once, in random order: what the memory is filled from."""
+        """The training images once, in random order, but no more than the run trains on: what the memory is filled from."""
+        size = self.config.batch.size
         order = np.random.default_rng([self.config.seed, 1]).permutation(len(self.dataset.train))
-        parts = math.ceil(len(order) / self.config.batch.size)  # of equal size: batch norm cannot do with a single image
-        for k, batch in enumerate(np.array_split(order, parts)):
-            indices = np.array_split(batch, self.ranks.world)[self.ranks.rank]
+        order = order[: size * self.config.optim.iterations]
+        parts = np.array_split(order, math.ceil(len(order) / size))  # of equal size: batch norm cannot do with a single image
+        mine = [np.array_split(part, self.ranks.world)[self.ranks.rank] for part in parts]
+        calls = (partial(self.feed.train, indices, -1 - k) for k, indices in enumerate(mine))  # views that training never shows
+        for indices, images in zip(mine, in_order(calls, self.feed.workers, ahead=self.feed.workers + 1)):
             ids = self.feed.ids(indices).to(self.device)
-            images = self.feed.train(indices, -1 - k).to(self.device)  # views that training never shows
-            yield images, self.feed.labels.to(self.device)[ids], ids
+            yield images.to(self.device), self.feed.labels.to(self.device)[ids], ids
 
     # ---------------------------------------------------------------- steps
 
-    def start_memory(self) -> None:
+    def start_memory(self, say: Callable[[str], None]) -> None:
         """Initialises the memory with the warm model, unless the recipe leaves it empty."""
         if self.memory is not None and self.config.memory.fill:
+            say("filling the memory: every image is embedded once")
             alone = self.ranks.world == 1  # several ranks talk within a pass, about batch norm: that is not recorded
             with self.autocast():
                 self.memory.fill(Replayed(self.model) if alone else self.model, self.random_images())
+
+    def doubt_labels(self, done: int) -> None:
+        """Every few steps: rows whose labels the rest of the memory contradicts are set aside, where the recipe doubts."""
+        if self.doubted is None:
+            return
+        images, classes = len(self.dataset.train), self.dataset.train.num_classes
+        a_pass = images // self.config.batch.size
+        if done % max(LOOK, min(images * classes // COMPARED, a_pass)) == 0:
+            set_aside(self.doubted, classes)
+
+    def learning(self, anchors: Tensor, ids: Tensor) -> Tensor:
+        """The anchors, without gradient those whose rows are set aside: they learn nothing from labels that are in doubt."""
+        if self.doubted is None:
+            return anchors
+        return torch.where(aside(self.doubted, ids)[:, None], anchors.detach(), anchors)
 
     @torch.no_grad()
     def enqueue_extra(self, batches: list[Batch]) -> None:

@@ -60,11 +60,12 @@ def run(job: Job, start: int, metrics: Metrics, console: Console) -> None:
         job.set_learning_rate(step)
         remembering = step >= config.memory.start and job.memory is not None
         if step == config.memory.start:
-            job.start_memory()
+            job.start_memory(console.say)
         anchors = learn_next(step, remembering)
         job.tallied += config.batch.accumulate
 
         done = step + 1
+        job.doubt_labels(done)
         last = done == config.optim.iterations
         drifts = job.drift(done, job.probed)  # θ after this step
         choosing = config.log.evaluate_every > 0 and done % config.log.evaluate_every == 0
@@ -93,7 +94,7 @@ def learn(job: Job, iteration: Iteration, remembering: bool) -> Tensor:
         job.enqueue_extra(extra)
     for images, labels, ids in batches:
         with job.autocast():
-            anchors = job.model(images)
+            anchors = job.learning(job.model(images), ids)
         finite(job, step, anchors)
         with torch.set_grad_enabled(not remembering or weights.batch_weight > 0):
             in_batch, stats = job.loss_fn(anchors, labels, ids=ids, return_stats=True)

@@ -40,7 +40,7 @@ LOSS_NAMES = {
     "multi_similarity": "multi_similarity",
 }
 
-FULL_QUEUE = {"memory.update": "queue", "memory.momentum": None, "memory.ratio": 1.0}
+FULL_QUEUE = {"memory.update": "queue", "memory.momentum": None, "memory.ratio": 1.0, "memory.doubt": "keep"}
 
 # What the paper says and what its released code does differ; both are settings of the same loop. `auto` is ours: whatever the
 # net and the data, more memory does not hurt (docs/robustness.md).
@@ -57,8 +57,11 @@ RECIPES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 SLOTS = {"memory.update": "moving_average", "memory.ratio": 1.0, "memory.momentum": 0.9}
 # A pretrained trunk moves an image's embedding little between two visits: there `auto` averages its views. And it tells most
-# classes apart from the start: there what the memory pushes is what still has to be told apart, and is not held back.
-PRETRAINED = {**SLOTS, "memory.reduction": None}
+# classes apart from the start: the memory can begin full, what it pushes is what still has to be told apart and is not held
+# back, and a row that lies among another class's has a label to be doubted.
+PRETRAINED = {
+    **SLOTS, "memory.reduction": None, "memory.fill": True, "memory.doubt": "skip", "memory.dtype": "bfloat16",
+}  # fmt: skip
 # Where a pass takes many hundred iterations, an image moves too much between two visits for that: the supplementary's first
 # table has the queue ahead on SOP and In-shop. There `auto` keeps the queue, of the size that the paper's Table 7 has.
 LARGE = ("sop", "inshop", "vehicleid", "deepfashion2")

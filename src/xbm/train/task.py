@@ -20,6 +20,9 @@ from xbm.train.dataset import store_of
 from xbm.train.watch import Watch
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+DOUBTS = ("keep", "skip")
+HALF = (torch.bfloat16, torch.float16)
+MOST_IN_HALF = 0.95  # momentum: of a slower average a visit moves rows of 16 bits by less than they can tell
 SPREADS: dict[str, Any] = {"replicated": ReplicatedMemory, "sharded": ShardedMemory}
 KINDS = {"paper": "crop", "official": "resized_crop", "shift": "shift", "none": "none"}
 EMBEDDED = 256  # images at once when a set is embedded; scores are bit for bit the same only for the same number
@@ -125,21 +128,49 @@ def watch_of(config: Config, memory: CrossBatchMemory | ReplicatedMemory | Shard
     return Watch(config.memory.start, summed, memory.size / rows_per_step / 2)
 
 
+def _check_memory(config: Config, world: int) -> None:
+    """Refuses what does not go together, and says what does."""
+    memory = config.memory
+    for name, value, known in (
+        ("memory.spread", memory.spread, SPREADS),
+        ("memory.dtype", memory.dtype, ["auto", *DTYPES]),
+        ("memory.doubt", memory.doubt, DOUBTS),
+    ):
+        if value not in known:
+            raise unknown(name, value, known)
+    if memory.update != "queue" and memory.ratio != 1:
+        raise InputError(
+            f"memory.update={memory.update} keeps one slot an image: memory.ratio must be 1, "
+            "or set memory.update=queue and memory.doubt=keep"
+        )
+    if memory.doubt == "skip" and memory.update == "queue":
+        raise InputError(
+            "memory.doubt=skip judges an image by its own row, and a queue has none for each: set memory.doubt=keep, "
+            "or memory.update=moving_average"
+        )
+    if memory.doubt == "skip" and memory.spread == "sharded" and world > 1:
+        raise InputError(
+            "memory.doubt=skip compares all rows, and a sharded memory has a part on each process: set "
+            "memory.doubt=keep, or memory.spread=replicated"
+        )
+    slow = memory.update == "backprop" or (memory.update == "moving_average" and (memory.momentum or 0) > MOST_IN_HALF)
+    if slow and DTYPES.get(memory.dtype) in HALF:
+        how = memory.update if memory.update == "backprop" else f"{memory.update} with memory.momentum={memory.momentum}"
+        raise InputError(
+            f"memory.update={how} moves rows by less than memory.dtype={memory.dtype} can tell: set memory.dtype=float32"
+        )
+
+
 def memory_of(
     config: Config, images: int, device: torch.device, world: int = 1
 ) -> CrossBatchMemory | ReplicatedMemory | ShardedMemory | None:
     memory = config.memory
     if memory.ratio == 0:
         return None
-    if memory.spread not in SPREADS:
-        raise unknown("memory.spread", memory.spread, SPREADS)
-    if memory.dtype not in ("auto", *DTYPES):
-        raise unknown("memory.dtype", memory.dtype, ["auto", *DTYPES])
+    _check_memory(config, world)
     auto = torch.bfloat16 if device.type == "cuda" and memory.update == "queue" else torch.float32
     size = round(memory.ratio * images)  # M = R_M · N
     if memory.update != "queue":
-        if memory.ratio != 1:
-            raise InputError(f"memory.update={memory.update} keeps one slot an image: memory.ratio must be 1")
         size = images
     kind = SPREADS[memory.spread] if world > 1 else CrossBatchMemory
     return kind(
