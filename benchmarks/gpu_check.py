@@ -22,9 +22,10 @@ from torch import Tensor
 from xbm import ContrastiveLoss, CrossBatchMemory, MultiSimilarityLoss, TripletLoss
 from xbm.losses import PairLoss
 
-WIDTHS = (16, 100, 128, 129, 256, 512, 768, 2048)
+WIDTHS = (16, 64, 100, 128, 129, 256, 512, 768, 2048)
 TYPES = (torch.bfloat16, torch.float16, torch.float32)
-KINDS = ("contrastive", "averaged", "multi_similarity", "triplet")
+REDUCTIONS = {"contrastive": "sum", "averaged": "mean", "balanced": "balanced"}  # of the contrastive loss
+KINDS = (*REDUCTIONS, "multi_similarity", "triplet")
 WAYS = ("instance", "copy", "newest", "batch", "rows")
 steps = importlib.import_module("xbm.engine.triton.step")
 ROWS_OF_A_SMALL_BANK = steps.SMALL  # every other case goes the way of large banks
@@ -33,8 +34,8 @@ CLEAR = 1e-4
 
 
 def loss_of(kind: str, engine: str) -> PairLoss:
-    if kind in ("contrastive", "averaged"):
-        return ContrastiveLoss(margin=0.3, reduction="mean" if kind == "averaged" else "sum", engine=engine)
+    if kind in REDUCTIONS:
+        return ContrastiveLoss(margin=0.3, reduction=REDUCTIONS[kind], engine=engine)
     return MultiSimilarityLoss(engine=engine) if kind == "multi_similarity" else TripletLoss(margin=0.1, engine=engine)
 
 
@@ -86,7 +87,7 @@ def clear_of_thresholds(kind: str, v: Tensor, labels: Tensor, ids: Tensor, memor
         inf = torch.inf
         lowest = S.masked_fill(~positive, inf).amin(0)
         highest = S.masked_fill(~negative, -inf).amax(0)
-        if kind in ("contrastive", "averaged"):
+        if kind in REDUCTIONS:
             close = negative & ((S - 0.3).abs() < CLEAR)
         elif kind == "multi_similarity":
             close = negative & ((S - (lowest - 0.1)).abs() < CLEAR) | positive & ((S - (highest + 0.1)).abs() < CLEAR)

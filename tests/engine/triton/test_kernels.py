@@ -89,6 +89,13 @@ def test_the_papers_step_compiles_for_an_h200():
     assert meet.tensor_cores > 0 and meet.fetches_ahead and meet.spilled <= 512 and finish.spilled == 0
 
 
+@pytest.mark.parametrize("reduction", ["sum", "mean", "balanced"])
+def test_a_small_nets_step_takes_two_kernels_whatever_the_reduction(reduction):
+    found = launch(ContrastiveLoss(reduction=reduction), M=19_280, D=64, stats=True, self_by="slot")
+    check(found)
+    assert [kernel.name for kernel in found] == ["meet", "finish"] and all(kernel.spilled <= 128 for kernel in found)
+
+
 def test_what_a_memory_does_compiles_for_an_h200():
     def whole(*shape):
         return torch.empty(shape, dtype=torch.int64)
@@ -111,7 +118,7 @@ EVERY = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize("D", [16, 100, 128, 129, 256, 512, 640, 2048])
+@pytest.mark.parametrize("D", [16, 60, 64, 100, 128, 129, 256, 512, 640, 2048])
 @pytest.mark.parametrize("name", EVERY)
 def test_every_configuration_compiles_for_an_h200(name, D, stored):
     check(launch(EVERY[name], D=D, stored=stored))

@@ -1,10 +1,15 @@
 """Whole steps under the interpreter against float64 autograd: banks, batches, shapes at the edges, half types, graphs."""
 
+import importlib
+
 import pytest
 import torch
 from interpreted import LOSSES, check, memory_with, unit
 
 from xbm import ContrastiveLoss, CrossBatchMemory, InputError, MultiSimilarityLoss
+from xbm.doubt import ASIDE
+
+steps = importlib.import_module("xbm.engine.triton.step")
 
 
 @pytest.mark.parametrize("exclude", ["instance", "copy"])
@@ -15,6 +20,22 @@ def test_a_bank_gives_what_float64_autograd_gives(name, reduction, exclude):
     assert check(LOSSES[name](engine="triton", reduction=reduction), anchors, labels, memory, ids, exclude) > 0
 
 
+@pytest.mark.parametrize(("D", "stored", "update", "reduction"), [
+    (64, torch.float32, "queue", "balanced"), (65, torch.float32, "queue", "balanced"),
+    (64, torch.float16, "queue", "balanced"), (64, torch.float16, "queue", "mean"), (65, torch.float16, "queue", "mean"),
+    (64, torch.float32, "backprop", "balanced"),
+])  # fmt: skip
+def test_positives_met_on_the_way_and_those_listed_before_weigh_the_same(D, stored, update, reduction, monkeypatch):
+    """Rows of up to 64 columns have their positives' gradient made in the same pass, wider ones get a list of them."""
+    kinds = []
+    settle = steps.settle
+    monkeypatch.setattr(steps, "settle", lambda case: kinds.append(settle(case).constants.kind) or settle(case))
+    anchors, labels, ids, memory = memory_with(m=9, D=D, stored=stored, update=update)
+    loss = ContrastiveLoss(engine="triton", reduction=reduction, margin=0.1)
+    assert check(loss, anchors, labels, memory, ids, tolerance=1e-5 if stored == torch.float32 else 1e-3) > 0
+    assert set(kinds) == {steps.BOTH if D == 64 else steps.CONTRASTIVE}
+
+
 @pytest.mark.parametrize("exclude", ["instance", "copy"])
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_batch_against_itself(name, exclude):
@@ -22,6 +43,15 @@ def test_a_batch_against_itself(name, exclude):
     labels, ids[:2] = labels % 3, ids[0]  # two views of one image
     reduction = "mean" if exclude == "copy" else "sum"
     assert check(LOSSES[name](engine="triton", reduction=reduction), anchors, labels, None, ids, exclude) > 0
+
+
+@pytest.mark.parametrize("update", ["moving_average", "backprop"])
+@pytest.mark.parametrize("name", LOSSES)
+def test_rows_that_are_set_aside_are_met_by_nobody(name, update):
+    anchors, labels, ids, memory = memory_with(update=update)
+    with_all = LOSSES[name](engine="triton")(anchors, labels, memory, ids=ids).item()
+    memory.stamps[::3] = ASIDE
+    assert 0 < check(LOSSES[name](engine="triton"), anchors, labels, memory, ids) != with_all
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 16, 0), (1, 64, 1, 3), (3, 65, 130, 0), (34, 2, 9, 1), (2, 40, 5, 40)])

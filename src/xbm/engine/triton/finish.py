@@ -13,7 +13,7 @@ from xbm.engine.triton.launch import await_others
 from xbm.engine.triton.tiles import (  # isort: skip
     BALANCED, BOTH, CEILING, CONTRASTIVE, CROWD_NEGATIVES, CROWD_POSITIVES, CROWD_TRIPLETS, CROWD_VALUE, EASIEST_POSITIVE,
     EXTRA, FLOOR, HARDEST, HARDEST_POSITIVE, INF, LOSS, MEAN, MULTI_SIMILARITY, NEGATIVE_PEAK, NEGATIVES, NEWEST_ROWS,
-    OF_NEGATIVE, OF_POSITIVE, POSITIVE_PEAK, SIZES, SOUND, TRIPLET, VALUE, counter_in, found_in,
+    OF_NEGATIVE, OF_POSITIVE, POSITIVE_PEAK, PULL, SIZES, SOUND, SUM, TRIPLET, VALUE, counter_in, found_in,
     log_of_one_plus, own_slots, positives_among, similarities_of_one, sums_in,
 )  # fmt: skip
 
@@ -66,12 +66,25 @@ def weigh_positives(s, good, ceiling, peak, alpha, base, KIND: tl.constexpr):
     return value, w, valid
 
 
+@triton.jit
+def weigh_sides(negatives, positives, REDUCTION: tl.constexpr):
+    """What a negative and a positive of the contrastive loss weigh, given how many there are of each."""
+    of_negative = 1.0
+    of_positive = 1.0
+    if REDUCTION == MEAN:
+        of_negative = 1.0 / tl.maximum(negatives, 1).to(tl.float32)
+        of_positive = 1.0 / tl.maximum(positives, 1).to(tl.float32)
+    elif REDUCTION == BALANCED:
+        of_negative = tl.minimum(tl.maximum(positives, 1).to(tl.float32) / tl.maximum(negatives, 1).to(tl.float32), 1.0)
+    return of_negative, of_positive
+
+
 @triton.jit(do_not_specialize=SIZES)
 def finish(
     given,  # (m, D), the anchors as they came: for the checks
     anchors, rows, row_labels, stamps, row_ids, labels, ids, own, pointer, latest, given_sound,
     totals, lowest, highest, listed, places, beaten, crowd, crowd_gradient,
-    work,
+    work, pulls,
     loss, gradient, valid_counts, extremes, unsound,  # out: (), (m, D), (2, m), (3, m), ()
     m, M, splits, cap, tolerance, margin, alpha, beta, base,
     KIND: tl.constexpr, REDUCTION: tl.constexpr, STATS: tl.constexpr, HAS_IDS: tl.constexpr, HAS_SOUND: tl.constexpr,
@@ -104,10 +117,13 @@ def finish(
         value = tl.sum(values, 0)
     extra = tl.sum(extras, 0)
     g = tl.zeros((DS,), tl.float32)
+    p_g = tl.zeros((DS,), tl.float32)
     for start in range(0, splits, BS):
         part = start + tl.arange(0, BS)
-        from_ = work + (part.to(tl.int64)[:, None] * m + i) * D + d[None, :]
-        x = tl.load(from_, mask=(part < splits)[:, None] & inside[None, :], other=0.0)
+        from_ = (part.to(tl.int64)[:, None] * m + i) * D + d[None, :]
+        x = tl.load(work + from_, mask=(part < splits)[:, None] & inside[None, :], other=0.0)
+        if KIND == BOTH and REDUCTION != SUM:
+            p_g += tl.sum(tl.load(pulls + from_, mask=(part < splits)[:, None] & inside[None, :], other=0.0), 0)
         if KIND == MULTI_SIMILARITY:
             measured_from = tl.load(sums + EXTRA * field + i * splits + part, mask=part < splits, other=0.0)
             x = x * tl.exp(measured_from - negative_peak)[:, None]
@@ -126,6 +142,11 @@ def finish(
         easiest_positive = tl.max(tl.load(of + EASIEST_POSITIVE * field, mask=have, other=-INF), 0)
         hardest_positive = tl.min(tl.load(of + HARDEST_POSITIVE * field, mask=have, other=INF), 0)
         loss_i = value
+        if REDUCTION != SUM:
+            p_value = tl.sum(tl.load(of + PULL * field, mask=have, other=0.0), 0)
+            of_negative, of_positive = weigh_sides(negatives, positives, REDUCTION)
+            loss_i = of_positive * p_value + of_negative * value
+            g = of_negative * g - of_positive * p_g
     else:
         positives = 0
         all_positives = tl.load(totals + i)
@@ -137,7 +158,6 @@ def finish(
         if KIND >= MULTI_SIMILARITY:
             floor = hardest_positive - margin
         p_value = 0.0
-        p_g = tl.zeros((DS,), tl.float32)
         few = all_positives
         if CROWDED:  # more rows than a list holds, and so perhaps more positives
             few = tl.where(all_positives > cap, 0, all_positives)
@@ -183,11 +203,7 @@ def finish(
 
         # ---- one loss from both sides
         if KIND == CONTRASTIVE:
-            if REDUCTION == MEAN:
-                of_negative = 1.0 / tl.maximum(negatives, 1).to(tl.float32)
-                of_positive = 1.0 / tl.maximum(positives, 1).to(tl.float32)
-            elif REDUCTION == BALANCED:
-                of_negative = tl.minimum(tl.maximum(positives, 1).to(tl.float32) / tl.maximum(negatives, 1).to(tl.float32), 1.0)
+            of_negative, of_positive = weigh_sides(negatives, positives, REDUCTION)
             loss_i = of_positive * p_value + of_negative * value
         elif KIND == MULTI_SIMILARITY:
             active = sound & (positives > 0) & (negatives > 0)

@@ -11,7 +11,8 @@ many tiles have valid pairs (small banks) and costs where few have.
 
 NARROW keeps whole rows on chip for both products. Otherwise (wide rows) similarities are summed over steps of BK columns
 and a program adds up DS columns of the gradient. Weights enter the second product times SCALE, which keeps ranks and
-exponentials inside float16. RISES: exponents may pass what numbers hold, so that sums must be rescaled on the way.
+exponentials inside float16. RISES: exponents may pass what numbers hold, so that sums must be rescaled on the way. APART: the
+positives met on the way have a gradient of their own, for reductions that weigh the two sides once all pairs are counted.
 """
 
 import triton
@@ -20,8 +21,8 @@ import triton.language as tl
 from xbm.engine.triton.launch import await_others
 
 from xbm.engine.triton.tiles import (  # isort: skip
-    BOTH, CONTRASTIVE, EASIEST_POSITIVE, EXTRA, HARDEST, HARDEST_POSITIVE, INF, MULTI_SIMILARITY, NEGATIVES, NO_SLOT, SIZES,
-    TRIPLET, VALUE, counter_in, halves, own_slots, similarities, sums_in,
+    BOTH, CONTRASTIVE, EASIEST_POSITIVE, EXTRA, HARDEST, HARDEST_POSITIVE, INF, MULTI_SIMILARITY, NEGATIVES, NO_SLOT, PULL,
+    SIZES, TRIPLET, VALUE, counter_in, halves, own_slots, similarities, sums_in,
 )  # fmt: skip
 
 
@@ -97,7 +98,7 @@ def apart(
     BY_ID: tl.constexpr,
     BY_SLOT: tl.constexpr,
 ):
-    """Tells the pairs of a tile apart: -inf in x for rows never written and for the anchor itself; which share a label."""
+    """Tells the pairs of a tile apart: -inf in x for rows that do not count and for the anchor itself; which share a label."""
     x += tl.where(written >= 0, 0.0, -INF)[None, :]
     if BY_ID:
         x = tl.where(((other_low[None, :] ^ id_low[:, None]) | (other_high[None, :] ^ id_high[:, None])) == 0, -INF, x)
@@ -124,12 +125,13 @@ def meet(
     anchors, rows, row_labels, stamps, row_ids, labels, ids, own, pointer,
     counts, lowest, listed, beaten,  # of the positives: (m,), (m,), (m, cap), (m, cap), see positives.py
     work,  # out, see tiles.py
+    pulls,  # out, (splits, m, D): the positives' part of the gradients, or None
     described,  # the rows as the copy engine wants them, or None
     m, M, per, splits, cap, margin, beta, base,
     KIND: tl.constexpr, STATS: tl.constexpr, BY_ID: tl.constexpr, BY_SLOT: tl.constexpr, D: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, DS: tl.constexpr, BK: tl.constexpr, NARROW: tl.constexpr, HALF: tl.constexpr,
     STAGES: tl.constexpr, EARLY: tl.constexpr, PADDED: tl.constexpr, RISES: tl.constexpr,
-    HEADROOM: tl.constexpr, SCALE: tl.constexpr, PRECISION: tl.constexpr,
+    HEADROOM: tl.constexpr, SCALE: tl.constexpr, PRECISION: tl.constexpr, APART: tl.constexpr,
 ):  # fmt: skip
     await_others()
     slices: tl.constexpr = (D + DS - 1) // DS
@@ -159,7 +161,9 @@ def meet(
     if NARROW:
         a = anchors_of_block(anchors, rows, work, i, known, d, split, m, D, HALF)
     acc = tl.zeros((DS, BM) if HALF else (BM, DS), tl.float32)
+    pulled = tl.zeros(((DS, BM) if HALF else (BM, DS)) if APART else (1, 1), tl.float32)
     value = tl.zeros((BM,), tl.float32)
+    pull = tl.zeros((BM,), tl.float32)
     extra = tl.zeros((BM,), tl.float32)
     negatives = tl.zeros((BM,), tl.float32)
     hardest = tl.full((BM,), -INF, tl.float32)
@@ -223,11 +227,18 @@ def meet(
             if KIND == BOTH:
                 positive = same & (x > -INF)
                 valid = (x > floor[:, None]) & (same == 0)
-                w = tl.where(positive, -1.0, tl.where(valid, 1.0, 0.0))
-                value += tl.sum(tl.where(positive, 1.0 - x, tl.where(valid, x - margin, 0.0)), 1)
-                if STATS:
+                if APART:
+                    w = tl.where(valid, 1.0, 0.0)
+                    value += tl.sum(tl.where(valid, x - margin, 0.0), 1)
+                    pull += tl.sum(tl.where(positive, 1.0 - x, 0.0), 1)
+                    pulled = add_product(pulled, tl.where(positive, 1.0, 0.0), v, HALF, False, PRECISION)
+                else:
+                    w = tl.where(positive, -1.0, tl.where(valid, 1.0, 0.0))
+                    value += tl.sum(tl.where(positive, 1.0 - x, tl.where(valid, x - margin, 0.0)), 1)
+                if STATS or APART:
                     negatives += tl.sum(valid.to(tl.float32), 1)
                     extra += tl.sum(positive.to(tl.float32), 1)
+                if STATS:
                     easiest_positive = tl.maximum(easiest_positive, tl.max(tl.where(positive, x, -INF), 1))
                     hardest_positive = tl.minimum(hardest_positive, tl.min(tl.where(positive, x, INF), 1))
             else:
@@ -282,10 +293,13 @@ def meet(
         hardest = tl.max(hardest_of_column, 1)
     if HALF:
         to = (split.to(tl.int64) * m + known[None, :]) * D + d[:, None]
-        tl.store(work + to, acc, mask=(i < m)[None, :] & (d < D)[:, None])
+        inside = (i < m)[None, :] & (d < D)[:, None]
     else:
         to = (split.to(tl.int64) * m + known[:, None]) * D + d[None, :]
-        tl.store(work + to, acc, mask=(i < m)[:, None] & (d < D)[None, :])
+        inside = (i < m)[:, None] & (d < D)[None, :]
+    tl.store(work + to, acc, mask=inside)
+    if APART:
+        tl.store(pulls + to, pulled, mask=inside)
     mine = (i < m) & (part == 0)
     to_sums = sums_in(work, m, splits, D) + i * splits + split
     field = m * splits
@@ -295,5 +309,7 @@ def meet(
     tl.store(to_sums + HARDEST * field, hardest, mask=mine)
     tl.store(to_sums + EASIEST_POSITIVE * field, easiest_positive, mask=mine)
     tl.store(to_sums + HARDEST_POSITIVE * field, hardest_positive, mask=mine)
+    if APART:
+        tl.store(to_sums + PULL * field, pull, mask=mine)
     if (tl.program_id(0) == 0) & (split == 0):
         tl.store(counter_in(work, m, splits, D), 0)

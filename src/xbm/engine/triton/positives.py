@@ -96,7 +96,7 @@ def enlist(
     owner = tl.where(owner > 0, owner - 1, i)
     scan = tl.arange(0, SP)
     each = tl.load(counts + owner.to(tl.int64) * scans + scan, mask=scan < scans, other=0)
-    at_most = tl.sum(each, 0)  # the anchor itself and rows never written among them
+    at_most = tl.sum(each, 0)  # the anchor itself and rows that do not count among them
     seen = 0
     low = INF
     high = -INF

@@ -35,9 +35,13 @@ mark, count, enlist, meet, end, spread, clean, crowd = (
 BOTH, CONTRASTIVE, MULTI_SIMILARITY, TRIPLET = range(4)  # as in tiles.py
 NO_SLOT, GIVEN_SLOT, NEWEST_ROWS, SAME_PLACE = range(4)
 
+REDUCTIONS = ("sum", "mean", "balanced")  # as in tiles.py
+SUM = 0
+
 # Rows of a small bank: many of its tiles have valid pairs, and few rows are left to look through. A large one finds positives
 # first (contrastive), looks at labels only in tiles that count, and leaves fetching to the copy engine.
 SMALL = 1 << 18
+TWO_GRADIENTS = 64  # columns up to which the positives' gradient fits beside the negatives'
 
 
 class Found(NamedTuple):
@@ -58,10 +62,10 @@ class Constants(NamedTuple):
     base: float = 0.0
 
 
-def constants(loss: Any, small: bool) -> Constants:
-    reduction = ("sum", "mean", "balanced").index(loss.reduction)  # as in tiles.py
+def constants(loss: Any, small: bool, D: int) -> Constants:
+    reduction = REDUCTIONS.index(loss.reduction)
     if loss.name == "contrastive":
-        together = loss.reduction == "sum" and small
+        together = small and (reduction == SUM or D <= TWO_GRADIENTS)
         return Constants(BOTH if together else CONTRASTIVE, reduction, float(loss.margin))
     if loss.name == "triplet":
         return Constants(TRIPLET, reduction, float(loss.margin))
@@ -105,7 +109,7 @@ class Settled(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def settle(case: Case) -> Settled:
-    c = constants(from_spec(case.spec), case.small)
+    c = constants(from_spec(case.spec), case.small, case.D)
     half = case.bank != torch.float32
     p = plan(case.m, case.M, case.D, half, c.kind >= MULTI_SIMILARITY, case.device)
     headroom, scale = 60.0, 1.0
@@ -176,14 +180,16 @@ def step(
             m, M, p.scanned, p.scans, p.group, cap, by_id, by_slot, D, PLACES, p.scans_padded, 1024, 16, 128,
             p.scanned <= 1024,
         )  # fmt: skip
+    apart = c.kind == BOTH and c.reduction != SUM
+    pulls = real(p.splits, m, D) if apart else None
     described = None
     if by_copy_engine:
         described = TensorDescriptor(bank, [M, D], [D, 1], [t.rows, t.columns])
     meet(
         key, (p.blocks, p.splits, 1), t.warps, t.stages, anchors, bank, *who, totals, lowest, listed, beaten,
-        work, described, m, M, p.per, p.splits, cap, c.margin, c.beta, c.base,
+        work, pulls, described, m, M, p.per, p.splits, cap, c.margin, c.beta, c.base,
         c.kind, stats, by_id, by_slot, D, t.anchors, t.rows, t.columns, t.step, t.narrow, half, t.stages if t.narrow else 1,
-        stats or case.small, t.rows > M, rises, headroom, scale, t.precision,
+        stats or case.small, t.rows > M, rises, headroom, scale, t.precision, apart,
     )  # fmt: skip
     if c.kind == TRIPLET and cap < M:
         crowd_found, crowd_gradient = real(tiles.CROWD, m), real(m, D)
@@ -200,7 +206,7 @@ def step(
     unsound = torch.empty((), dtype=torch.int64, device=device) if stats else None
     end(
         key, (m, p.column_blocks, 1), 4, 2, given, anchors, bank, *who, latest, sound,
-        totals, lowest, highest, listed, places, beaten, crowd_found, crowd_gradient, work,
+        totals, lowest, highest, listed, places, beaten, crowd_found, crowd_gradient, work, pulls,
         value, gradient, valid, extremes, unsound, m, M, p.splits, cap, tol, c.margin, c.alpha, c.beta, c.base,
         c.kind, c.reduction, stats, has_ids, sound is not None, by_id, by_slot, D, COLUMNS,
         p.splits_padded, min(PARTS, p.splits_padded), 16, 128, scale, cap < M,

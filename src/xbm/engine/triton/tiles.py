@@ -20,13 +20,13 @@ SIZES = [
 ]  # numbers that change from call to call must not lead to new kernels
 INF = tl.constexpr(float("inf"))
 NO_SLOT, GIVEN_SLOT, NEWEST_ROWS, SAME_PLACE = (tl.constexpr(x) for x in range(4))
-BOTH, CONTRASTIVE, MULTI_SIMILARITY, TRIPLET = (tl.constexpr(x) for x in range(4))  # BOTH: contrastive, summed, in one pass
+BOTH, CONTRASTIVE, MULTI_SIMILARITY, TRIPLET = (tl.constexpr(x) for x in range(4))  # BOTH: contrastive in one pass
 SUM, MEAN, BALANCED = (tl.constexpr(x) for x in range(3))  # reductions
 
 # `work`, float32: the gradients (splits, m, D), then `sums`, `found` and a counter.
 # Fields of `sums`, each (m, splits): what one program found of one anchor.
-VALUE, NEGATIVES, EXTRA, HARDEST, EASIEST_POSITIVE, HARDEST_POSITIVE = (tl.constexpr(x) for x in range(6))
-SUMS = tl.constexpr(6)
+VALUE, NEGATIVES, EXTRA, HARDEST, EASIEST_POSITIVE, HARDEST_POSITIVE, PULL = (tl.constexpr(x) for x in range(7))
+SUMS = tl.constexpr(7)
 # Fields of `found`, each (m,): what is known of an anchor at the end.
 LOSS, SOUND, OF_NEGATIVE, OF_POSITIVE, NEGATIVE_PEAK, POSITIVE_PEAK, FLOOR, CEILING = (tl.constexpr(x) for x in range(8))
 FOUND = tl.constexpr(8)
