@@ -41,3 +41,10 @@ def test_steps_train_and_their_memory_is_on_from_the_first(photos, tmp_path):
     assert steps.seconds(1) > 0 and steps.done == 1 and len(steps.job.memory) == config.batch.size
     assert any(not torch.equal(one, other) for one, other in zip(before, steps.job.model.parameters()))
     assert Steps(tiny_config(photos, memory__ratio=0.0), tmp_path).seconds(2) > 0
+
+
+def test_looking_at_labels_is_part_of_what_a_step_takes(photos, tmp_path, monkeypatch):
+    looks = []
+    monkeypatch.setattr("xbm.train.job.set_aside", lambda memory, classes: looks.append(classes))
+    Steps(tiny_config(photos, memory__update="moving_average", memory__doubt="skip"), tmp_path).seconds(10)
+    assert looks == [6]

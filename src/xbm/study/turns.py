@@ -31,6 +31,7 @@ class Steps:
         for step in range(self.done, self.done + count):
             self.job.set_learning_rate(step)
             self.learn_next(step, self.job.memory is not None)
+            self.job.doubt_labels(step + 1)
         self._wait()
         self.done += count
         return (time.perf_counter() - begun) / count

@@ -13,7 +13,7 @@ from xbm.study.paper.cost import SHORT
 from xbm.study.paper.experiment import CHOOSING_SEED, HOLDOUT, OFF, Arm, Experiment, Setting, base, grid
 from xbm.study.paper.study import Spread, Study, paired
 from xbm.train.config import flat
-from xbm.train.presets import FULL_QUEUE, SLOTS, preset, recipe_of
+from xbm.train.presets import FULL_QUEUE, KEYED, SLOTS, preset, recipe_of
 
 LOSSES = {"contrastive": "contrastive", "MS": "multi_similarity"}
 AVERAGED = {"loss.reduction": "mean"}
@@ -74,6 +74,7 @@ def candidate_arms(setting: Setting) -> list[Arm]:
     late = {"memory.start": base(setting).optim.iterations // 5, "memory.fill": True}
     ms = {"loss.name": LOSSES["MS"]}
     paper = recipes(setting)["paper"]
+    more = pretrained_candidates() if setting.weights != "none" else {}
     return held_out(setting, {
         "contrastive, queue, balanced": {**FULL_QUEUE, **BALANCED},
         "contrastive, no memory, summed": {**OFF, **SUMMED},
@@ -95,7 +96,43 @@ def candidate_arms(setting: Setting) -> list[Arm]:
         "MS, moving average 0.9": {**ms, **SLOTS},
         "MS, moving average 0.9, no loss of the batch": {**ms, **SLOTS, **ALONE},
         "MS, as `paper`": {**paper, **ms},
+        **more,
     })  # fmt: skip
+
+
+def pretrained_candidates() -> dict[str, dict[str, Any]]:
+    """What was tried besides where a trunk is pretrained: memories that begin full, labels in doubt, rows that descend."""
+    full, doubt, half = {"memory.fill": True}, {"memory.doubt": "skip"}, {"memory.dtype": "bfloat16"}
+    descending = {**KEYED, "memory.alpha": 0.1, "memory.batch_weight": 1.0}
+    doubted, full_and_doubted = {**SLOTS, **doubt}, {**SLOTS, **full, **doubt}
+    kinds: dict[str, dict[str, Any]] = {
+        "moving average 0.9, filled": {**SLOTS, **full},
+        "moving average 0.9, labels doubted": doubted,
+        "moving average 0.9, filled, labels doubted": full_and_doubted,
+        "moving average 0.9, filled, labels doubted, rows of bfloat16": {**full_and_doubted, **half},
+        "rows that descend": descending,
+        "rows that descend, filled": {**descending, **full},
+        "a tenth of the labels wrong, no memory": {**OFF, **NOISE},
+        "a tenth of the labels wrong, moving average 0.9": {**SLOTS, **NOISE},
+        "a tenth of the labels wrong, moving average 0.9, labels doubted": {**doubted, **NOISE},
+        "a tenth of the labels wrong, moving average 0.9, filled, labels doubted": {**full_and_doubted, **NOISE},
+    }
+    return {
+        f"{loss}, {label}": {**kind, **SUMMED, "loss.name": name}
+        for loss, name in LOSSES.items()
+        for label, kind in kinds.items()
+    }
+
+
+def earlier_arms(setting: Setting) -> list[Arm]:
+    """What `auto` was before, where a trunk is pretrained: its memory began empty, and believed every label."""
+    now = recipe_of(OURS, setting.weights, setting.data)
+    before = {**now, "memory.fill": False, "memory.doubt": "keep", "memory.dtype": "auto", **rate(setting)}
+    return [
+        Arm(f"{loss}{told}", {**before, "loss.name": name, **noise}, choose=None)
+        for loss, name in LOSSES.items()
+        for told, noise in {"": {}, ", a tenth of the labels wrong": NOISE}.items()
+    ]
 
 
 def cost_arms(setting: Setting) -> list[Arm]:
@@ -151,15 +188,22 @@ def _verdict(where: str, gain: Spread, ahead: Spread, best: str) -> Claim:
     return Claim(f"{told}, {clear} one standard error{beside} ({len(gain)} seeds).")
 
 
-def draw_candidates(data: str, studies: Sequence[Study]) -> list[Block]:
-    header = ["R@1, %, held-out training classes", *(study.setting.trunk for study in studies)]
+def _by_trunk(corner: str, studies: Sequence[Study]) -> list[Block]:
+    """R@1 of every arm, a column a trunk."""
     labels = [arm.label for arm in studies[0].arms] if studies else []
     rows = [[label, *(spread(study.spread(study.arms[k])) for study in studies)] for k, label in enumerate(labels)]
+    return [Table([corner, *(study.setting.trunk for study in studies)], rows)] if rows else []
+
+
+def draw_candidates(data: str, studies: Sequence[Study]) -> list[Block]:
     rates = ", ".join(f"{study.setting.trunk} {rate(study.setting)['optim.lr']:g}" for study in studies)
-    said = (
-        f"{HOLDOUT:.0%} of the training classes were held out; one learning rate for all rows ({rates}), as many runs for each."
-    )
-    return [Table(header, rows), said] if rows else []
+    said = f"{HOLDOUT:.0%} of the training classes were held out; one learning rate for all rows ({rates})."
+    table = _by_trunk("R@1, %, held-out training classes", studies)
+    return [*table, said] if table else []
+
+
+def draw_earlier(data: str, studies: Sequence[Study]) -> list[Block]:
+    return _by_trunk("R@1, %, test classes", studies)
 
 
 def draw_cost(data: str, studies: Sequence[Study]) -> list[Block]:
@@ -182,6 +226,7 @@ EXPERIMENTS = (
     Experiment(
         "robustness-noise", "A tenth of the training labels wrong", BEYOND, ("cars", "glyphs"), noise_arms, draw_recipes
     ),
+    Experiment("robustness-before", "What auto was before", BEYOND, ("cars",), earlier_arms, draw_earlier, elsewhere=False),
     Experiment("robustness-choice", "What auto was chosen from", BEYOND, SETTINGS, candidate_arms, draw_candidates),
     Experiment("robustness-cost", "What auto costs", BEYOND, ("cars", "omniglot"), cost_arms, draw_cost),
 )  # fmt: skip

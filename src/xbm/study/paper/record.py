@@ -23,6 +23,7 @@ APART = {
 }  # fmt: skip
 USUAL = flat(Config())
 NAMED = ("imagenet", "none")  # weights that are no file
+LATER = {"memory.doubt"}  # settings that came when results had names: at their defaults they are no part of them
 
 
 def identity(config: Config) -> dict[str, Any]:
@@ -56,17 +57,22 @@ DEFAULTS = identity(Config())
 
 def key(settings: Mapping[str, Any]) -> str:
     """One text for one run: equal for equal settings, whatever their order, missing and unused ones at their defaults."""
+    return json.dumps(_whole(settings), sort_keys=True)
+
+
+def _whole(settings: Mapping[str, Any]) -> dict[str, Any]:
     whole = {**DEFAULTS, **settings}
-    return json.dumps({**whole, **_unused(whole)}, sort_keys=True)
+    return {**whole, **_unused(whole)}
 
 
 def file_name(settings: Mapping[str, Any]) -> str:
     """A name that a person can read, and a hash that no other run has."""
-    s = {**DEFAULTS, **settings}
+    s = _whole(settings)
     memory = "no-memory" if not s["memory.ratio"] else s["memory.update"].replace("_", "-")
     loss = s["loss.name"].replace("_", "-")
     split = "_held-out" if s["data.holdout"] else ""
-    digest = hashlib.sha256(key(settings).encode()).hexdigest()[:10]
+    named = {name: value for name, value in s.items() if name not in LATER or value != DEFAULTS[name]}
+    digest = hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()[:10]
     return f"{s['data.name']}_{s['model.trunk'].replace('/', '-')}_{loss}_{memory}_seed{s['seed']}{split}_{digest}.json"
 
 
