@@ -42,8 +42,11 @@ def _lines(items: Iterable[T], description: str, total: int | None, every: float
     for done, item in enumerate(items):
         now = time.monotonic()
         if now - last >= every and done:
-            last, left = now, ""
-            if total:
-                left = f" of {total}, about {(now - start) / done * (total - done):.0f} s left"
+            last = now
+            left = f" of {total}{time_left(start, now, done, total)}" if total else ""
             print(f"{description}: {done}{left}", file=sys.stderr, flush=True)
         yield item
+
+
+def time_left(start: float, now: float, done: int, total: int) -> str:
+    return f", about {(now - start) / done * (total - done):.0f} s left" if done else ""

@@ -1,3 +1,5 @@
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -62,13 +64,24 @@ def test_without_memory_nothing_extra_is_read(job):
 def test_random_images_are_all_of_them_once_in_views_that_training_never_shows(job, size):
     made = job(batch__size=size, batch__sampler="shuffle") if size < 64 else job()
     made.config = tiny_config(made.config.data.root, batch__size=size)
-    parts = list(made.random_images())
+    parts = list(made.random_images(made.random_parts()))
     ids = torch.cat([ids for _, _, ids in parts])
     assert sorted(ids.tolist()) == list(range(36)) and ids.tolist() != list(range(36))
     assert all(1 < len(part[2]) <= size for part in parts)  # batch norm cannot do with one
     assert torch.equal(torch.cat([labels for _, labels, _ in parts]), torch.from_numpy(made.dataset.train.labels)[ids])
     views = [made.feed.train(parts[0][2].numpy(), step) for step in (-1, *range(17))]
     assert torch.equal(parts[0][0], views[0]) and not any(torch.equal(parts[0][0], view) for view in views[1:])
+
+
+def tracked(told):
+    def track(items, description, total):
+        try:
+            told.append(total)
+            yield from items
+        finally:  # a bar that has to be taken down, also where the memory is full before all images have come
+            told.append("closed")
+
+    return track
 
 
 @pytest.mark.parametrize(
@@ -86,8 +99,11 @@ def test_random_images_are_all_of_them_once_in_views_that_training_never_shows(j
 def test_the_memory_starts_full_or_empty_as_the_recipe_says(job, changes, filled):
     made = job(**changes)
     statistics = {name: buffer.clone() for name, buffer in made.model.named_buffers()}
-    made.start_memory(print)
+    told = []
+    made.start_memory(tracked(told))
+    size = made.config.batch.size
     assert len(made.memory) == filled
+    assert told == ([math.ceil(min(36, size * made.config.optim.iterations) / size), "closed"] if filled else [])
     assert torch.equal(made.memory.labels, torch.from_numpy(made.dataset.train.labels)[made.memory.ids])
     assert same(statistics, dict(made.model.named_buffers())) == []  # filling leaves no trace in the model
 
@@ -123,7 +139,7 @@ def test_a_plateau_lowers_the_rate_only_once_the_memory_is_full(job):
         made.heed(float(loss))
     made.set_learning_rate(3)
     assert made.learning_rate() == 1e-3
-    made.memory.fill(made.model, made.random_images())
+    made.memory.fill(made.model, made.random_images(made.random_parts()))
     for loss in range(7):
         made.heed(float(loss))
     made.set_learning_rate(3)
@@ -149,7 +165,7 @@ def test_a_frozen_batch_norm_keeps_its_statistics_through_a_step(job):
 def test_what_is_saved_is_restored_whole(job, changes, tmp_path):
     made, other = job(**changes), job("other", **changes)
     if made.memory is not None:
-        made.start_memory(print)
+        made.start_memory(tracked([]))
     made.model(made.drift.images).sum().backward()
     made.update()
     made.drift(10, made.model)

@@ -3,10 +3,14 @@
 import math
 import sys
 import time
-from typing import Any
+from collections.abc import Generator, Iterable
+from typing import Any, TypeVar
 
+from xbm import progress as plain
 from xbm.distributed import Ranks
 from xbm.train.config import Config
+
+T = TypeVar("T")
 
 
 class Console:
@@ -50,6 +54,22 @@ class Console:
             self._bar.console.print(sentence, highlight=False, markup=False)
         elif not self.quiet:
             print(sentence, file=sys.stderr, flush=True)
+
+    def track(self, items: Iterable[T], description: str, total: int) -> Generator[T, None, None]:
+        """Yields `items`, which are no iterations, and shows how far along they are. The speed leaves their time out."""
+        begun = time.monotonic()
+        try:
+            if self._bar is None:
+                yield from plain.track(items, description, total, self.quiet)
+                return
+            for done, item in enumerate(items):
+                left = plain.time_left(begun, time.monotonic(), done, total)
+                self.text = f"{description}: {done} of {total}{left}"
+                yield item
+        finally:
+            self.text = ""
+            now = time.monotonic()
+            self._begun, self._told = self._begun + now - begun, now
 
     def show(self, row: dict[str, float]) -> None:
         parts = [f"loss {row['loss']:.3g}", f"negatives {row['valid_negatives_batch']:.0f} batch"]

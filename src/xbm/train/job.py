@@ -1,8 +1,8 @@
 """Everything a training run holds while it runs: built from a config, saved to and restored from one checkpoint."""
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, closing
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -30,6 +30,7 @@ from xbm.train.replay import Replayed
 from xbm.train.share import share_gradients
 
 Batch = tuple[Tensor, Tensor, Tensor]  # images, labels, ids
+Tracker = Callable[[Iterator[Batch], str, int], Generator[Batch, None, None]]  # passes on, and shows how far along they are
 TALLY = ("loss", "batch_loss", "memory_loss", "valid_negatives_batch", "valid_negatives_memory", "valid_positives_memory")
 COUNTS = slice(3, None)  # those of them that count pairs
 LONG = 10_000  # iterations from which it pays to let cuDNN try every way to do each convolution
@@ -138,27 +139,33 @@ class Job:
         n = len(batches) // self.config.batch.accumulate
         return Iteration(step, [each for k, each in enumerate(batches) if k % n != n - 1], batches[n - 1 :: n])
 
-    def random_images(self) -> Iterator[Batch]:
+    def random_parts(self) -> list[np.ndarray]:
         """The training images once, in random order, but no more than the run trains on: what the memory is filled from."""
         size = self.config.batch.size
         order = np.random.default_rng([self.config.seed, 1]).permutation(len(self.dataset.train))
         order = order[: size * self.config.optim.iterations]
         parts = np.array_split(order, math.ceil(len(order) / size))  # of equal size: batch norm cannot do with a single image
-        mine = [np.array_split(part, self.ranks.world)[self.ranks.rank] for part in parts]
-        calls = (partial(self.feed.train, indices, -1 - k) for k, indices in enumerate(mine))  # views that training never shows
-        for indices, images in zip(mine, in_order(calls, self.feed.workers, ahead=self.feed.workers + 1)):
+        return [np.array_split(part, self.ranks.world)[self.ranks.rank] for part in parts]
+
+    def random_images(self, parts: list[np.ndarray]) -> Iterator[Batch]:
+        calls = (
+            partial(self.feed.train, indices, -1 - k) for k, indices in enumerate(parts)
+        )  # views that training never shows
+        for indices, images in zip(parts, in_order(calls, self.feed.workers, ahead=self.feed.workers + 1)):
             ids = self.feed.ids(indices).to(self.device)
             yield images.to(self.device), self.feed.labels.to(self.device)[ids], ids
 
     # ---------------------------------------------------------------- steps
 
-    def start_memory(self, say: Callable[[str], None]) -> None:
+    def start_memory(self, track: Tracker) -> None:
         """Initialises the memory with the warm model, unless the recipe leaves it empty."""
-        if self.memory is not None and self.config.memory.fill:
-            say("filling the memory: every image is embedded once")
-            alone = self.ranks.world == 1  # several ranks talk within a pass, about batch norm: that is not recorded
-            with self.autocast():
-                self.memory.fill(Replayed(self.model) if alone else self.model, self.random_images())
+        if self.memory is None or not self.config.memory.fill:
+            return
+        alone = self.ranks.world == 1  # several ranks talk within a pass, about batch norm: that is not recorded
+        parts = self.random_parts()
+        images = track(self.random_images(parts), "filling the memory, every image once", len(parts))
+        with self.autocast(), closing(images):
+            self.memory.fill(Replayed(self.model) if alone else self.model, images)
 
     def doubt_labels(self, done: int) -> None:
         """Every few steps: rows whose labels the rest of the memory contradicts are set aside, where the recipe doubts."""

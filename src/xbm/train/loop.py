@@ -60,7 +60,7 @@ def run(job: Job, start: int, metrics: Metrics, console: Console) -> None:
         job.set_learning_rate(step)
         remembering = step >= config.memory.start and job.memory is not None
         if step == config.memory.start:
-            job.start_memory(console.say)
+            job.start_memory(console.track)
         anchors = learn_next(step, remembering)
         job.tallied += config.batch.accumulate
 
