@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from xbm import ContrastiveLoss, CrossBatchMemory, doubt
-from xbm.doubt import aside, contradicted, set_aside
+from xbm.doubt import aside, contradicted, doubted, in_doubt, set_aside
 from xbm.errors import InputError
 
 
@@ -106,6 +106,34 @@ def test_what_is_set_aside_stays_so_until_it_is_written_anew():
     memory.enqueue(new, labels[k : k + 1], torch.tensor([k]))
     assert not aside(memory, torch.tensor([k])).any() and len(memory) == count + 1
     assert torch.equal(memory.rows[k], new[0])  # nothing of the old row is left
+
+
+@pytest.mark.parametrize("block", [1, 77, 1 << 22])
+def test_the_most_doubtful_come_first_with_the_class_they_lie_among(monkeypatch, block):
+    memory, rows, labels, _ = remembered()
+    set_aside(memory, 20)
+    again = aside(memory, torch.arange(240)).nonzero()[:3, 0]
+    memory.enqueue(rows[again], labels[again], again)  # in doubt, and not set aside
+    memory.stamps[(labels == 3).nonzero()[4:, 0]] = -1  # a class of few rows is nobody's nearest
+    found = in_doubt(memory, 20)
+    monkeypatch.setattr(doubt, "BLOCK", block)
+    index, nearest, lead = doubted(memory, 20)
+    assert sorted(index.tolist()) == found.nonzero()[:, 0].tolist() and set(again.tolist()) & set(index.tolist())
+    assert lead.tolist() == sorted(lead.tolist(), reverse=True) and len(lead) > 20
+    counts = memory.stamps[:240] >= 0
+    for k, c, by in zip(index.tolist(), nearest.tolist(), lead.tolist()):
+        near = {}
+        for each in range(20):
+            others = [j for j in range(240) if counts[j] and labels[j] == each and j != k]
+            if each != 3 or labels[k] == 3:
+                near[each] = float((rows[others] @ rows[k]).mean())
+        mine = near.pop(int(labels[k]))
+        assert c == max(near, key=lambda each: near[each]) and by == pytest.approx(near[c] - mine, abs=1e-5)
+
+
+def test_of_nothing_in_doubt_there_is_nothing_to_look_at():
+    memory = CrossBatchMemory(250, 16, "moving_average")
+    assert [each.shape for each in doubted(memory, 20)] == [(0,)] * 3
 
 
 def test_a_queue_has_no_rows_to_set_aside():

@@ -4,6 +4,9 @@ For memories with one slot an image. A row in doubt is set aside: it is nobody's
 anew, and when that image is met again it should not learn from its label. Nothing here waits for the device.
 """
 
+from collections.abc import Iterator
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
@@ -16,6 +19,14 @@ MOST = 0.25  # of the rows that count: if more than so many are, the embeddings 
 FEW = 4  # rows of a class: of one with no more nothing can be said
 ASIDE = -2  # the stamp of a row that is set aside
 BLOCK = 1 << 24  # similarities at once
+
+
+class Doubted(NamedTuple):
+    """Rows in doubt, the most doubtful first."""
+
+    rows: Tensor  # (k,), their places in the memory
+    nearest: Tensor  # (k,), of all classes but its own the one whose rows are most like it on average
+    lead: Tensor  # (k,), by how much they are more like it than those of its own class
 
 
 @torch.no_grad()
@@ -48,6 +59,21 @@ def aside(memory: CrossBatchMemory, ids: Tensor) -> Tensor:
 
 
 @torch.no_grad()
+def doubted(memory: CrossBatchMemory, classes: int) -> Doubted:
+    """The rows of `in_doubt`, for a person to look at; waits for the device."""
+    found, counts, own = in_doubt(memory, classes), memory.stamps >= 0, memory.row_labels.clamp(min=0)
+    leads, classes_of = [], []
+    blocks, _ = _nearness(memory.rows.detach(), own, counts, classes)
+    for of, near, mine in blocks:
+        most, which = near.scatter(1, of[:, None], -torch.inf).max(1)
+        leads.append(most - mine[:, 0])
+        classes_of.append(which)
+    lead, nearest = torch.cat(leads), torch.cat(classes_of)
+    index = lead.where(found, -torch.inf).argsort(descending=True, stable=True)[: int(found.sum())]
+    return Doubted(index, nearest[index], lead[index])
+
+
+@torch.no_grad()
 def contradicted(rows: Tensor, labels: Tensor, classes: int) -> Tensor:
     """(n,): whether a row's own class is not among the nearest ones.
 
@@ -58,21 +84,34 @@ def contradicted(rows: Tensor, labels: Tensor, classes: int) -> Tensor:
         labels: (n,), 0 ≤ label < classes, or below 0 for rows that do not count.
     """
     counts, own = labels >= 0, labels.clamp(min=0)
+    blocks, several = _nearness(rows, own, counts, classes)
+    nearer = [(near > mine).sum(1) for _, near, mine in blocks]
+    found = counts & several[own] & (torch.cat(nearer) >= NEAREST * several.sum())
+    return found & (found.sum() <= MOST * counts.sum())
+
+
+def _nearness(
+    rows: Tensor, labels: Tensor, counts: Tensor, classes: int
+) -> tuple[Iterator[tuple[Tensor, Tensor, Tensor]], Tensor]:
+    """For blocks of rows their labels (b,), how near each class is (b, classes) and their own is (b, 1).
+
+    And which classes have more than few rows (classes,): the others are as far as can be.
+    """
     block = max(1, BLOCK // classes)
     sums = torch.zeros(classes, rows.shape[1], device=rows.device)
     sizes = torch.zeros(classes, device=rows.device)
-    for some, of, there in zip(rows.split(block), own.split(block), counts.split(block)):
+    for some, of, there in zip(rows.split(block), labels.split(block), counts.split(block)):
         member = one_hot(of, classes).float() * there[:, None]
         sums += member.T @ some.float()  # a product adds in the same order every time, unlike index_add on a GPU
         sizes += member.sum(0)
     several = sizes > FEW
-    nearer = []
-    for some, of in zip(rows.split(block), own.split(block)):
-        some = some.float()
-        product = some @ sums.T  # (b, classes)
-        mine = product.gather(1, of[:, None]) - (some**2).sum(1, keepdim=True)
-        mine = mine / (sizes[of, None] - 1).clamp(min=1)
-        near = (product / sizes.clamp(min=1)).where(several, -torch.inf).scatter(1, of[:, None], mine)
-        nearer.append((near > mine).sum(1))
-    doubted = counts & several[own] & (torch.cat(nearer) >= NEAREST * several.sum())
-    return doubted & (doubted.sum() <= MOST * counts.sum())
+
+    def each() -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        for some, of, there in zip(rows.split(block), labels.split(block), counts.split(block)):
+            some = some.float()
+            product = some @ sums.T  # (b, classes)
+            mine = product.gather(1, of[:, None]) - (some**2).sum(1, keepdim=True) * there[:, None]
+            mine = mine / (sizes[of] - there.float()).clamp(min=1)[:, None]
+            yield of, (product / sizes.clamp(min=1)).where(several, -torch.inf).scatter(1, of[:, None], mine), mine
+
+    return each(), several

@@ -6,12 +6,12 @@ import torch
 
 from tiny import tiny_config
 from xbm.data.images import Protocol
-from xbm.doubt import ASIDE, set_aside
+from xbm.doubt import ASIDE, doubted
 from xbm.memory import CrossBatchMemory
 from xbm.retrieval import evaluate
 from xbm.train.checkpoint import read_checkpoint
 from xbm.train.dataset import read_run
-from xbm.train.finish import MINED, NEIGHBOURS, recall_curve
+from xbm.train.finish import ALIKE, MINED, NEIGHBOURS, recall_curve
 from xbm.train.load import load
 from xbm.train.loop import train
 
@@ -104,10 +104,22 @@ def test_labels_in_doubt_are_listed_for_a_person_to_look_at(photos, tmp_path, mo
     images = read_run(config, tmp_path / "run").train
     memory = CrossBatchMemory(len(images), config.model.dim, "moving_average")
     memory.load_state_dict(read_checkpoint(tmp_path / "run" / "checkpoints" / "last.pt")["memory"])
-    before = int((memory.stamps == ASIDE).sum())
-    set_aside(memory, images.num_classes)
-    aside = (memory.stamps == ASIDE).nonzero()[:, 0].tolist()
+    found = [each.tolist() for each in doubted(memory, images.num_classes)]
+    names = images.class_names
     rows = (tmp_path / "run" / "doubted.csv").read_text("utf-8").split("\n")
-    assert rows == ["image,label", *(f"{images.paths[k]},{images.class_names[images.labels[k]]}" for k in aside), ""]
-    said = f"{len(aside)} of {len(images)} training images lie among those of other classes"
-    assert len(aside) > before > 0 and said in capsys.readouterr().err
+    lines = [f"{images.paths[k]},{names[images.labels[k]]},{names[c]},{lead:.3f}" for k, c, lead in zip(*found)]
+    assert rows == ["image,label,nearest,lead", *lines, ""]
+    said = f"{len(lines)} of {len(images)} training images lie among those of other classes"
+    assert len(lines) > int((memory.stamps == ASIDE).sum()) > 0 and said in capsys.readouterr().err
+
+    with np.load(tmp_path / "run" / "examples.npz") as kept:
+        shown = {name: kept[f"doubted_{name}"] for name in ("image", "nearest", "own", "own_s", "other", "other_s")}
+    assert shown["image"].tolist() == found[0][:12] and shown["nearest"].tolist() == found[1][:12]
+    counts, s = (memory.stamps >= 0).numpy(), (memory.rows @ memory.rows.T).numpy()
+    for n, k in enumerate(shown["image"]):
+        for name, label in (("own", images.labels[k]), ("other", shown["nearest"][n])):
+            members = [j for j in np.flatnonzero(counts & (np.asarray(images.labels) == label)) if j != k]
+            wanted = sorted(members, key=lambda j: -s[k, j])[:ALIKE]
+            assert shown[name][n].tolist() == [*wanted, *[-1] * (ALIKE - len(wanted))]
+            np.testing.assert_allclose(shown[f"{name}_s"][n][: len(wanted)], s[k, wanted], atol=1e-5)
+    assert (shown["own"] == -1).any()

@@ -14,7 +14,7 @@ from torch import Tensor
 from xbm.data.feeds import sweep
 from xbm.data.images import ImageSet, Protocol
 from xbm.distributed import Ranks
-from xbm.doubt import in_doubt
+from xbm.doubt import Doubted, doubted
 from xbm.retrieval import cumulative, nearest
 from xbm.retrieval import score as score_protocol
 from xbm.train import task
@@ -26,6 +26,7 @@ from xbm.train.replay import without_trials
 NEIGHBOURS = 8  # retrieved images kept for each query
 SHOWN = 12  # anchors whose mined negatives are kept
 MINED = 10  # negatives kept for each
+ALIKE = 4  # images of either class kept for each image whose label is in doubt
 
 
 @torch.no_grad()
@@ -91,24 +92,28 @@ def finish(job: Job, console: Console) -> dict[str, Any]:
         "finished": time.strftime("%Y-%m-%dT%H:%M:%S"),
     }
     if job.ranks.first:
-        write_examples(job, shown)
+        found = None if job.doubted is None else doubted(job.doubted, job.dataset.train.num_classes)
+        write_examples(job, {**shown, **mine(job), **({} if found is None else doubtful(job, found))})
         write_json(job.folder / "result.json", result)
-        write_doubted(job, console)
+        if found is not None:
+            write_doubted(job, found, console)
     return result
 
 
-def write_doubted(job: Job, console: Console) -> None:
-    """The images whose labels are in doubt at the end, for a person to look at: `doubted.csv`, where the recipe doubts."""
-    if job.doubted is None:
-        return
+def write_doubted(job: Job, found: Doubted, console: Console) -> None:
+    """The images whose labels are in doubt at the end, the most doubtful first, for a person to look at: `doubted.csv`."""
     images = job.dataset.train
-    found = in_doubt(job.doubted, images.num_classes).nonzero()[:, 0].tolist()
+    names = images.class_names
     with replacing(job.folder / "doubted.csv") as beside, beside.open("w", newline="", encoding="utf-8") as f:
         lines = csv.writer(f, lineterminator="\n")
-        lines.writerow(["image", "label"])
-        lines.writerows([images.describe(k), images.class_names[images.labels[k]]] for k in found)
-    if found:
-        console.say(f"{len(found)} of {len(images)} training images lie among those of other classes: doubted.csv lists them")
+        lines.writerow(["image", "label", "nearest", "lead"])
+        for k, among, lead in zip(*(each.tolist() for each in found)):
+            lines.writerow([images.describe(k), names[images.labels[k]], names[among], f"{lead:.3f}"])
+    if len(found.rows):
+        console.say(
+            f"{len(found.rows)} of {len(images)} training images lie among those of other classes: doubted.csv lists them, "
+            "the most doubtful first"
+        )
 
 
 def cost_of_training(job: Job, console: Console) -> dict[str, float | None]:
@@ -154,9 +159,8 @@ def write_json(path: Path, value: Any) -> None:
         beside.write_text(json.dumps(value, indent=2) + "\n")
 
 
-def write_examples(job: Job, shown: dict[str, np.ndarray]) -> None:
-    """Retrieved images of every query, and negatives mined for some anchors, as indices: the report opens the images."""
-    found = {**shown, **mine(job)}
+def write_examples(job: Job, found: dict[str, np.ndarray]) -> None:
+    """What the report shows in pictures, as indices: it opens the images."""
     with replacing(job.folder / "examples.npz") as beside:
         np.savez_compressed(beside, **found)  # type: ignore[arg-type]
 
@@ -190,9 +194,33 @@ def mine(job: Job) -> dict[str, np.ndarray]:
             hard = order[s[order] > 0.5]
             if name == "memory" and len(hard) >= MINED:
                 order = hard[torch.linspace(0, len(hard) - 1, MINED).long().to(hard.device)]
-            order = order[:MINED]
-            index, similarity = np.full(MINED, -1), np.full(MINED, np.nan)
-            index[: len(order)], similarity[: len(order)] = pool_ids[order].cpu().numpy(), s[order].cpu().numpy()
+            index, similarity = padded(pool_ids[order], s[order], MINED)
             rows[name].append(index)
             rows[f"{name}_s"].append(similarity)
     return {f"mined_{key}": np.array(value) for key, value in rows.items()}
+
+
+def doubtful(job: Job, found: Doubted) -> dict[str, np.ndarray]:
+    """For the most doubtful images: what is most like them in their own class, and in the one they lie among."""
+    assert job.doubted is not None
+    memory = job.doubted
+    embeddings, labels = memory.rows.detach().float(), memory.row_labels.where(memory.stamps >= 0, -1)
+    rows: dict[str, list] = {"own": [], "own_s": [], "other": [], "other_s": []}
+    for k, among in zip(found.rows[:SHOWN].tolist(), found.nearest[:SHOWN].tolist()):
+        s = embeddings @ embeddings[k]
+        s[k] = -torch.inf
+        for name, label in (("own", int(memory.row_labels[k])), ("other", among)):
+            of_class = s.where(labels == label, -torch.inf)
+            order = of_class.argsort(descending=True)[: int((of_class > -torch.inf).sum())]
+            index, similarity = padded(order, s[order], ALIKE)
+            rows[name].append(index)
+            rows[f"{name}_s"].append(similarity)
+    first = {"image": found.rows[:SHOWN].cpu().numpy(), "nearest": found.nearest[:SHOWN].cpu().numpy()}
+    return {f"doubted_{key}": np.array(value) for key, value in {**first, **rows}.items()}
+
+
+def padded(index: Tensor, similarity: Tensor, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """The first so many of both; where there are fewer, −1 and NaN."""
+    out, out_s = np.full(length, -1), np.full(length, np.nan)
+    out[: len(index)], out_s[: len(index)] = index[:length].cpu().numpy(), similarity[:length].cpu().numpy()
+    return out, out_s
