@@ -8,7 +8,7 @@ import matplotlib
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from xbm.report import Match, Mined, Query, RunView, Trace
+from xbm.report import Doubtful, Match, Mined, Query, RunView, Trace
 
 LOOK_ALIKES = [
     "ОQΘÖØD",
@@ -61,6 +61,15 @@ def mined(rng: np.random.Generator, count: int) -> list[Mined]:
     return made
 
 
+def doubtful(count: int) -> list[Doubtful]:
+    made = []
+    for i in range(count):
+        own, other = LOOK_ALIKES[i % len(LOOK_ALIKES)][:2]
+        alike = [[Match(glyph(each, j), 0.9 - 0.04 * j) for j in range(1, 5)] for each in (own, other)]
+        made.append(Doubtful(f"glyph {i}", glyph(other, i), f"{own}, a class with a rather long name", f"{other}", *alike))
+    return made
+
+
 def trace(rng: np.random.Generator, memory: bool, final: float, steps: int = 1500, collapsed: bool = False) -> Trace:
     step = np.arange(10, steps + 1, 10)
     t = step / steps
@@ -100,6 +109,7 @@ def run(
         queries=queries(rng, recall, pictures),
         chosen=f"{pictures} queries drawn at random, the same for every run.",
         mined=mined(rng, pictures) if memory else [],
+        doubtful=doubtful(pictures) if memory else [],
         notes=[("warning", "Embeddings are collapsing (mean cosine 0.97): try reduction=mean or a lower learning rate.")]
         if collapsed
         else [],

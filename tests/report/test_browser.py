@@ -15,6 +15,7 @@ def reports(tmp_path_factory):
     folder = tmp_path_factory.mktemp("reports")
     word = "anUnreasonablyLongNameWithoutAnySpace" * 4  # no place to break a line
     told = {"loss": word, "config": {word: word}, "command": word, "data": word, "notes": [("error", word)]}
+    told["doubtful"] = [replace(each, label=word, nearest=word, own=[]) for each in run("a", True, 0, 0.6).doubtful]
     long = [replace(run("a", memory, 0, 0.6, pictures=2), group=f"{word} {memory}", **told) for memory in (False, True)]
     return {
         "comparison": write_report(demo(), folder / "comparison.html", "Glyphs with and without a cross-batch memory"),

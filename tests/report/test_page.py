@@ -64,6 +64,7 @@ def test_sections_stand_in_order(full):
         "drift",
         "retrieval",
         "mining",
+        "labels",
         "cost",
         "reproduce",
     ]

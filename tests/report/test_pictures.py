@@ -6,8 +6,8 @@ import pytest
 from PIL import Image
 
 from xbm.errors import InputError
-from xbm.report import Match, Mined, Query
-from xbm.report.pictures import Encoder, mined_row, query_row
+from xbm.report import Doubtful, Match, Mined, Query
+from xbm.report.pictures import Encoder, doubtful_row, mined_row, query_row
 
 ENCODE = Encoder(40, 60)
 GREY = np.full((31, 17), 128, np.uint8)
@@ -56,6 +56,13 @@ def test_negatives_stand_by_similarity_and_their_source_is_told():
     row = mined_row(mined, 1, ENCODE)
     assert row.index("0.93") < row.index("0.72") < row.index("0.61")
     assert "no valid negative" in row and row.count('class="frame memory"') == 3 and 'class="frame batch"' not in row
+
+
+def test_a_label_in_doubt_stands_between_its_class_and_the_one_it_lies_among():
+    row = doubtful_row(Doubtful("a<1>.png", GREY, "ca<t", "dog", [], [Match(GREY, s) for s in (0.9, -0.12)]), ENCODE)
+    labelled, among = (row.index(words) for words in ("labelled <b>ca&lt;t</b>", "lies among <b>dog</b>"))
+    assert row.index("image a&lt;1&gt;.png") < labelled < row.index("no other image") < among < row.index("0.90")
+    assert row.count('alt="of dog"') == 2 and "−0.12" in row
 
 
 def test_no_more_than_eight_pictures_stand_in_a_row():

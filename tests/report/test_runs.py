@@ -1,5 +1,6 @@
 """From run folders to what the page shows: the right figures, the right pictures, and no pictures where they are gone."""
 
+import csv
 import json
 import shutil
 
@@ -27,6 +28,10 @@ def folders(tmp_path_factory):
     train(tiny_config(photos, memory__ratio=0.0), home / "base", quiet=True)
     train(tiny_config(photos, seed=1), home / "second", quiet=True)
     train(tiny_config(photos), home / "first", quiet=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("xbm.doubt.MOST", 1.0)
+        doubting = {"memory__update": "moving_average", "memory__doubt": "skip", "data__noise": 0.3}
+        train(tiny_config(photos, **doubting), home / "doubting", quiet=True)
     return home
 
 
@@ -101,6 +106,21 @@ def test_mined_negatives_show_training_images_of_other_classes(views, folders):
         assert labels[pixels(mined.positive).tobytes()] == label and mined.memory
         assert all(labels[pixels(match.picture).tobytes()] != label for match in [*mined.batch, *mined.memory])
     assert views("base")[0].mined == []
+
+
+def test_labels_in_doubt_show_the_image_its_class_and_the_one_it_lies_among(views, folders):
+    (view,) = views("doubting")
+    train_set = read_run(load(folders / "doubting").config, folders / "doubting").train  # with the labels it was trained on
+    labels = {pixels(train_set.open(k)).tobytes(): int(train_set.labels[k]) for k in range(len(train_set))}
+    with (folders / "doubting" / "doubted.csv").open() as file:
+        listed = [(row["image"], row["label"], row["nearest"]) for row in csv.DictReader(file)]
+    assert [(each.key, each.label, each.nearest) for each in view.doubtful] == listed[:12] and listed
+    for each in view.doubtful:
+        assert each.key == train_set.describe([*labels].index(pixels(each.picture).tobytes()))
+        for name, found in ((each.label, each.own), (each.nearest, each.other)):
+            assert {str(train_set.class_names[labels[pixels(match.picture).tobytes()]]) for match in found} <= {name}
+    assert any(each.own for each in view.doubtful) and any(each.other for each in view.doubtful)
+    assert views("first")[0].doubtful == []
 
 
 def test_runs_show_the_same_queries_one_run_a_group_has_pictures(views):

@@ -1,11 +1,11 @@
-"""The sections made of pictures: what is retrieved, what the memory mines."""
+"""The sections made of pictures: what is retrieved, what the memory mines, which labels are in doubt."""
 
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from xbm.report.groups import Comparison, Group
 from xbm.report.markup import Html, join, tag
-from xbm.report.pictures import Encoder, mined_row, query_row
+from xbm.report.pictures import Encoder, doubtful_row, mined_row, query_row
 from xbm.report.view import Mined, RunView
 from xbm.report.wording import named
 
@@ -40,6 +40,16 @@ def mining(groups: Sequence[Group], comparisons: Sequence[Comparison], encode: E
         rows = [mined_row(mined, i, encode) for i, mined in enumerate(shown, start=1)]
         parts.append(_gallery(f"{group.label}, seed {run.seed}", rows, "anchors", _hardest(shown)))
     return join(parts)
+
+
+def doubts(groups: Sequence[Group], encode: Encoder) -> Html | None:
+    """Images whose labels are in doubt, of the best run that has some: other runs of the same data would show the same ones."""
+    able = [(group, run) for group in sorted(groups, key=_rank) for run in group.runs if run.doubtful]
+    if not able:
+        return None
+    group, run = able[0]
+    rows = [doubtful_row(doubtful, encode) for doubtful in run.doubtful[:ANCHORS]]
+    return _gallery(f"{group.label}, seed {run.seed}", rows, "images", "")
 
 
 def _side_by_side(c: Comparison, encode: Encoder, most: int) -> Html | None:

@@ -61,6 +61,7 @@ def render(title: str, groups: Sequence[Group], comparisons: Sequence[Comparison
             ("drift", "How far embeddings drift", curves.drift(groups)),
             ("retrieval", "What is retrieved", _explained(RETRIEVAL, galleries.retrieval(groups, comparisons, encode))),
             ("mining", "What the memory mines", _explained(MINING, galleries.mining(groups, comparisons, encode))),
+            ("labels", "Labels in doubt", _explained(DOUBTS, galleries.doubts(groups, encode))),
             ("cost", "What the memory costs" if comparisons else "Time", _cost(groups, comparisons)),
             ("reproduce", "How to reproduce", tables.reproduce(groups)),
         )
@@ -102,6 +103,12 @@ RETRIEVAL = join(
     ]
 )
 MINING = Html("Valid negatives of some anchors, most similar first; the number is the similarity (the paper’s Figure 5).")
+
+DOUBTS = Html(
+    "Training images that are more like another class than like their own, the most doubtful first; the run’s "
+    "<code>doubted.csv</code> lists all of them. Beside each what is most like it in either class. They were not trained on "
+    "their labels while these were in doubt."
+)
 
 
 def _results(groups: Sequence[Group], comparisons: Sequence[Comparison]) -> Html:

@@ -10,7 +10,7 @@ from PIL import Image
 
 from xbm.errors import InputError
 from xbm.report.markup import Html, join, tag
-from xbm.report.view import Match, Mined, Picture, Query
+from xbm.report.view import Doubtful, Match, Mined, Picture, Query
 
 RESULTS = 8  # of a query, and negatives of an anchor from either source
 
@@ -63,7 +63,7 @@ def results(found: Sequence[Match], encode: Encoder) -> Html:
                 encode,
                 "right" if match.correct else "wrong",
                 f"rank {rank}: {'right' if match.correct else 'wrong'} class",
-                f"{match.similarity:.2f}".replace("-", "−"),
+                _signed(match.similarity),
             )
             for rank, match in enumerate(found[:RESULTS], start=1)
         ),
@@ -96,6 +96,28 @@ def mined_row(mined: Mined, number: int, encode: Encoder) -> Html:
     )
 
 
+def doubtful_row(doubtful: Doubtful, encode: Encoder) -> Html:
+    """An image, what is most like it in the class of its label, and in the class that it lies among."""
+    asked = tag("ul", thumbnail(doubtful.picture, encode, "plain", f"image {doubtful.key}"), class_="strip")
+    sides = (("labelled", doubtful.label, doubtful.own), ("lies among", doubtful.nearest, doubtful.other))
+    return tag(
+        "div",
+        tag("div", tag("h5", Html("&nbsp;"), aria_hidden="true"), asked),
+        *(tag("div", tag("h5", f"{what} ", tag("b", name)), _alike(found, name, encode)) for what, name, found in sides),
+        class_="row sides-2",
+    )
+
+
+def _alike(found: Sequence[Match], name: str, encode: Encoder) -> Html:
+    if not found:
+        return tag("p", "no other image", class_="nothing")
+    return tag(
+        "ol",
+        *(thumbnail(match.picture, encode, "plain", f"of {name}", _signed(match.similarity)) for match in found[:RESULTS]),
+        class_="strip",
+    )
+
+
 def _negatives(found: Sequence[Match], source: str, number: int, encode: Encoder) -> Html:
     if not found:
         return tag("p", "no valid negative", class_="nothing")
@@ -108,12 +130,16 @@ def _negatives(found: Sequence[Match], source: str, number: int, encode: Encoder
                 encode,
                 source,
                 f"negative {rank} of anchor {number} from the {source}",
-                f"{match.similarity:.2f}".replace("-", "−"),
+                _signed(match.similarity),
             )
             for rank, match in enumerate(ordered, start=1)
         ),
         class_="strip",
     )
+
+
+def _signed(similarity: float) -> str:
+    return f"{similarity:.2f}".replace("-", "−")
 
 
 def symbols() -> Html:

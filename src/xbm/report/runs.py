@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from xbm.data.images import Dataset
+from xbm.data.images import Dataset, ImageSet
 from xbm.errors import InputError
 from xbm.report.page import write_report
-from xbm.report.view import SERIES, Match, Mined, Query, RunView, Trace
+from xbm.report.view import SERIES, Doubtful, Match, Mined, Query, RunView, Trace
 from xbm.train import config as configs
 from xbm.train.dataset import read_run
 from xbm.train.metrics import read_metrics
@@ -34,7 +34,12 @@ def report_runs(folders: Sequence[Path], out: Path, groups: Sequence[str] | None
         dataset, found = datasets.get(k), examples.get(k)
         if dataset is not None and found:
             with suppress(InputError):  # images that have vanished since: the page goes without pictures of this run
-                pictures = {"queries": _queries(found, dataset, picked), "chosen": CHOSEN, "mined": _mined(found, dataset)}
+                pictures = {
+                    "queries": _queries(found, dataset, picked),
+                    "chosen": CHOSEN,
+                    "mined": _mined(found, dataset),
+                    "doubtful": _doubtful(found, dataset),
+                }
         views.append(_view(folder, config, group, pictures))
     return write_report(views, out, title=_title(settings[0].data.name))
 
@@ -116,17 +121,25 @@ def _mined(examples: dict[str, np.ndarray], dataset: Dataset) -> list[Mined]:
     train = dataset.train
     found = []
     for k, anchor in enumerate(examples["mined_anchor"]):
-        lists = {
-            name: [
-                Match(train.open(int(j)), float(s))
-                for j, s in zip(examples[f"mined_{name}"][k], examples[f"mined_{name}_s"][k])
-                if j >= 0
-            ]
-            for name in ("batch", "memory")
-        }
+        lists = {name: _matches(train, examples, f"mined_{name}", k) for name in ("batch", "memory")}
         positive = train.open(int(examples["mined_positive"][k]))
         found.append(Mined(train.open(int(anchor)), positive, lists["batch"], lists["memory"]))
     return found
+
+
+def _doubtful(examples: dict[str, np.ndarray], dataset: Dataset) -> list[Doubtful]:
+    train = dataset.train
+    found = []
+    for k, image in enumerate(examples.get("doubted_image", np.empty(0)).tolist()):
+        label, nearest = (str(train.class_names[c]) for c in (train.labels[image], examples["doubted_nearest"][k]))
+        own, other = (_matches(train, examples, f"doubted_{name}", k) for name in ("own", "other"))
+        found.append(Doubtful(train.describe(image), train.open(image), label, nearest, own, other))
+    return found
+
+
+def _matches(images: ImageSet, examples: dict[str, np.ndarray], name: str, k: int) -> list[Match]:
+    """The k-th row of those kept under this name, without what fills it up."""
+    return [Match(images.open(int(j)), float(s)) for j, s in zip(examples[name][k], examples[f"{name}_s"][k]) if j >= 0]
 
 
 def _view(folder: Path, config: configs.Config, group: str, pictures: dict[str, Any]) -> RunView:

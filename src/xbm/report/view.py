@@ -58,6 +58,25 @@ class Mined:
 
 
 @dataclass(frozen=True, eq=False)
+class Doubtful:
+    """A training image whose label is in doubt.
+
+    Attributes:
+        key: names the image.
+        label: the class that it is said to be of.
+        nearest: the class that it lies among.
+        own: what is most like it in the first, and `other` in the second.
+    """
+
+    key: str
+    picture: Picture
+    label: str
+    nearest: str
+    own: Sequence[Match]
+    other: Sequence[Match]
+
+
+@dataclass(frozen=True, eq=False)
 class Trace:
     """What a run measured while it trained. A series is as long as `step` (NaN: not measured there), or empty.
 
@@ -107,6 +126,7 @@ class RunView:
         chosen: a sentence that says how `queries` were chosen. The page counts nothing over them, because a choice by outcome
             would make any count come out as chosen.
         mined: up to 12 anchors are shown.
+        doubtful: up to 12 images whose labels are in doubt are shown.
         notes: (severity, sentence) that the run said about itself; severity is "info", "warning" or "error".
         data: what was searched, as the end of "Recall on ...", e.g. "glyphs, 180 unseen classes, 2,880 images".
         config: the few settings a reader wants to see.
@@ -128,6 +148,7 @@ class RunView:
     queries: Sequence[Query] = ()
     chosen: str = ""
     mined: Sequence[Mined] = ()
+    doubtful: Sequence[Doubtful] = ()
     notes: Sequence[tuple[str, str]] = ()
     data: str = ""
     config: Mapping[str, str] = field(default_factory=dict)
