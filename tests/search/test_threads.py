@@ -18,7 +18,7 @@ def two_threads():
 @pytest.mark.parametrize("quick", [1, 2])
 def test_the_faster_number_is_chosen_and_given_back(searchable, monkeypatch, two_threads, quick):
     model = load(searchable, device="cpu")
-    slowed = lambda self, views: time.sleep(0.001 if torch.get_num_threads() == quick else 0.03)  # noqa: E731
+    slowed = lambda self, views: time.sleep(0.001 if torch.get_num_threads() == quick else 0.1)  # noqa: E731
     monkeypatch.setattr(Embedder, "embed_views", slowed)
     with quickest_threads(model, batch=3) as chosen:
         assert chosen == quick == torch.get_num_threads()
