@@ -115,11 +115,13 @@ def test_the_most_doubtful_come_first_with_the_class_they_lie_among(monkeypatch,
     again = aside(memory, torch.arange(240)).nonzero()[:3, 0]
     memory.enqueue(rows[again], labels[again], again)  # in doubt, and not set aside
     memory.stamps[(labels == 3).nonzero()[4:, 0]] = -1  # a class of few rows is nobody's nearest
+    right = int((memory.stamps[:240] >= 0).nonzero()[0, 0])
+    memory.stamps[right] = doubt.ASIDE  # one that lies among its own class by now
     found = in_doubt(memory, 20)
     monkeypatch.setattr(doubt, "BLOCK", block)
     index, nearest, lead = doubted(memory, 20)
     assert sorted(index.tolist()) == found.nonzero()[:, 0].tolist() and set(again.tolist()) & set(index.tolist())
-    assert lead.tolist() == sorted(lead.tolist(), reverse=True) and len(lead) > 20
+    assert lead.tolist() == sorted(lead.tolist(), reverse=True) and len(lead) > 20 and lead[-1] < 0 and index[-1] == right
     counts = memory.stamps[:240] >= 0
     for k, c, by in zip(index.tolist(), nearest.tolist(), lead.tolist()):
         near = {}
