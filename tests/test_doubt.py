@@ -118,10 +118,12 @@ def test_the_most_doubtful_come_first_with_the_class_they_lie_among(monkeypatch,
     right = int((memory.stamps[:240] >= 0).nonzero()[0, 0])
     memory.stamps[right] = doubt.ASIDE  # one that lies among its own class by now
     found = in_doubt(memory, 20)
+    assert found[right]
+    found[right] = False
     monkeypatch.setattr(doubt, "BLOCK", block)
     index, nearest, lead = doubted(memory, 20)
     assert sorted(index.tolist()) == found.nonzero()[:, 0].tolist() and set(again.tolist()) & set(index.tolist())
-    assert lead.tolist() == sorted(lead.tolist(), reverse=True) and len(lead) > 20 and lead[-1] < 0 and index[-1] == right
+    assert lead.tolist() == sorted(lead.tolist(), reverse=True) and len(lead) > 20
     counts = memory.stamps[:240] >= 0
     for k, c, by in zip(index.tolist(), nearest.tolist(), lead.tolist()):
         near = {}

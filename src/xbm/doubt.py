@@ -25,7 +25,7 @@ class Doubted(NamedTuple):
     """Rows in doubt, the most doubtful first."""
 
     rows: Tensor  # (k,), their places in the memory
-    nearest: Tensor  # (k,), of all classes but its own the one whose rows are most like it on average
+    nearest: Tensor  # (k,), the class whose rows are most like it on average
     lead: Tensor  # (k,), by how much they are more like it than those of its own class
 
 
@@ -60,15 +60,16 @@ def aside(memory: CrossBatchMemory, ids: Tensor) -> Tensor:
 
 @torch.no_grad()
 def doubted(memory: CrossBatchMemory, classes: int) -> Doubted:
-    """The rows of `in_doubt`, for a person to look at; waits for the device."""
-    found, counts, own = in_doubt(memory, classes), memory.stamps >= 0, memory.row_labels.clamp(min=0)
+    """The rows in doubt for a person to look at, less those that lie among their own class by now. Waits for the device."""
+    counts, own = memory.stamps >= 0, memory.row_labels.clamp(min=0)
     leads, classes_of = [], []
     blocks, _ = _nearness(memory.rows.detach(), own, counts, classes)
-    for of, near, mine in blocks:
-        most, which = near.scatter(1, of[:, None], -torch.inf).max(1)
+    for near, mine in blocks:
+        most, which = near.max(1)
         leads.append(most - mine[:, 0])
         classes_of.append(which)
     lead, nearest = torch.cat(leads), torch.cat(classes_of)
+    found = in_doubt(memory, classes) & (lead > 0)
     index = lead.where(found, -torch.inf).argsort(descending=True, stable=True)[: int(found.sum())]
     return Doubted(index, nearest[index], lead[index])
 
@@ -85,15 +86,13 @@ def contradicted(rows: Tensor, labels: Tensor, classes: int) -> Tensor:
     """
     counts, own = labels >= 0, labels.clamp(min=0)
     blocks, several = _nearness(rows, own, counts, classes)
-    nearer = [(near > mine).sum(1) for _, near, mine in blocks]
+    nearer = [(near > mine).sum(1) for near, mine in blocks]
     found = counts & several[own] & (torch.cat(nearer) >= NEAREST * several.sum())
     return found & (found.sum() <= MOST * counts.sum())
 
 
-def _nearness(
-    rows: Tensor, labels: Tensor, counts: Tensor, classes: int
-) -> tuple[Iterator[tuple[Tensor, Tensor, Tensor]], Tensor]:
-    """For blocks of rows their labels (b,), how near each class is (b, classes) and their own is (b, 1).
+def _nearness(rows: Tensor, labels: Tensor, counts: Tensor, classes: int) -> tuple[Iterator[tuple[Tensor, Tensor]], Tensor]:
+    """For blocks of rows how near each class is (b, classes), and their own (b, 1).
 
     And which classes have more than few rows (classes,): the others are as far as can be.
     """
@@ -106,12 +105,12 @@ def _nearness(
         sizes += member.sum(0)
     several = sizes > FEW
 
-    def each() -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    def each() -> Iterator[tuple[Tensor, Tensor]]:
         for some, of, there in zip(rows.split(block), labels.split(block), counts.split(block)):
             some = some.float()
             product = some @ sums.T  # (b, classes)
             mine = product.gather(1, of[:, None]) - (some**2).sum(1, keepdim=True) * there[:, None]
             mine = mine / (sizes[of] - there.float()).clamp(min=1)[:, None]
-            yield of, (product / sizes.clamp(min=1)).where(several, -torch.inf).scatter(1, of[:, None], mine), mine
+            yield (product / sizes.clamp(min=1)).where(several, -torch.inf).scatter(1, of[:, None], mine), mine
 
     return each(), several
