@@ -2,7 +2,7 @@
 
 import base64
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,22 +53,28 @@ def thumbnail(picture: Picture, encode: Encoder, frame: str, alt: str, under: st
     )
 
 
-def results(found: Sequence[Match], encode: Encoder) -> Html:
-    """What was retrieved, nearest first, right and wrong marked by frame and sign."""
+def _strip(found: Sequence[Match], encode: Encoder, told: Callable[[int, Match], tuple[str, str]], nothing: str = "") -> Html:
+    """Pictures side by side with their similarities. `told` says how the picture of a rank is framed, and what it is."""
+    if not found and nothing:
+        return tag("p", nothing, class_="nothing")
     return tag(
         "ol",
         *(
-            thumbnail(
-                match.picture,
-                encode,
-                "right" if match.correct else "wrong",
-                f"rank {rank}: {'right' if match.correct else 'wrong'} class",
-                _signed(match.similarity),
-            )
+            thumbnail(match.picture, encode, *told(rank, match), f"{match.similarity:.2f}".replace("-", "−"))
             for rank, match in enumerate(found[:RESULTS], start=1)
         ),
         class_="strip",
     )
+
+
+def results(found: Sequence[Match], encode: Encoder) -> Html:
+    """What was retrieved, nearest first, right and wrong marked by frame and sign."""
+
+    def told(rank: int, match: Match) -> tuple[str, str]:
+        verdict = "right" if match.correct else "wrong"
+        return verdict, f"rank {rank}: {verdict} class"
+
+    return _strip(found, encode, told)
 
 
 def query_row(query: Query, sides: Sequence[tuple[str, Query]], encode: Encoder) -> Html:
@@ -99,47 +105,24 @@ def mined_row(mined: Mined, number: int, encode: Encoder) -> Html:
 def doubtful_row(doubtful: Doubtful, encode: Encoder) -> Html:
     """An image, what is most like it in the class of its label, and in the class that it lies among."""
     asked = tag("ul", thumbnail(doubtful.picture, encode, "plain", f"image {doubtful.key}"), class_="strip")
-    sides = (("labelled", doubtful.label, doubtful.own), ("lies among", doubtful.nearest, doubtful.other))
     return tag(
         "div",
         tag("div", tag("h5", Html("&nbsp;"), aria_hidden="true"), asked),
-        *(tag("div", tag("h5", f"{what} ", tag("b", name)), _alike(found, name, encode)) for what, name, found in sides),
+        _side("labelled", doubtful.label, doubtful.own, encode),
+        _side("lies among", doubtful.nearest, doubtful.other, encode),
         class_="row sides-2",
     )
 
 
-def _alike(found: Sequence[Match], name: str, encode: Encoder) -> Html:
-    if not found:
-        return tag("p", "no other image", class_="nothing")
-    return tag(
-        "ol",
-        *(thumbnail(match.picture, encode, "plain", f"of {name}", _signed(match.similarity)) for match in found[:RESULTS]),
-        class_="strip",
-    )
+def _side(what: str, name: str, found: Sequence[Match], encode: Encoder) -> Html:
+    strip = _strip(found, encode, lambda rank, match: ("plain", f"of {name}"), "no other image")
+    return tag("div", tag("h5", f"{what} ", tag("b", name)), strip)
 
 
 def _negatives(found: Sequence[Match], source: str, number: int, encode: Encoder) -> Html:
-    if not found:
-        return tag("p", "no valid negative", class_="nothing")
-    ordered = sorted(found, key=lambda match: -match.similarity)[:RESULTS]
-    return tag(
-        "ol",
-        *(
-            thumbnail(
-                match.picture,
-                encode,
-                source,
-                f"negative {rank} of anchor {number} from the {source}",
-                _signed(match.similarity),
-            )
-            for rank, match in enumerate(ordered, start=1)
-        ),
-        class_="strip",
-    )
-
-
-def _signed(similarity: float) -> str:
-    return f"{similarity:.2f}".replace("-", "−")
+    ordered = sorted(found, key=lambda match: -match.similarity)
+    words = f"of anchor {number} from the {source}"
+    return _strip(ordered, encode, lambda rank, match: (source, f"negative {rank} {words}"), "no valid negative")
 
 
 def symbols() -> Html:
