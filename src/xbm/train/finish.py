@@ -15,6 +15,7 @@ from xbm.data.feeds import sweep
 from xbm.data.images import ImageSet, Protocol
 from xbm.distributed import Ranks
 from xbm.doubt import Doubted, doubted
+from xbm.memory import CrossBatchMemory
 from xbm.retrieval import cumulative, nearest
 from xbm.retrieval import score as score_protocol
 from xbm.train import task
@@ -92,11 +93,13 @@ def finish(job: Job, console: Console) -> dict[str, Any]:
         "finished": time.strftime("%Y-%m-%dT%H:%M:%S"),
     }
     if job.ranks.first:
-        found = None if job.doubted is None else doubted(job.doubted, job.dataset.train.num_classes)
-        write_examples(job, {**shown, **mine(job), **({} if found is None else doubtful(job, found))})
-        write_json(job.folder / "result.json", result)
-        if found is not None:
+        shown |= mine(job)
+        if job.doubting is not None:
+            found = doubted(job.doubting, job.dataset.train.num_classes)
+            shown |= doubtful(job.doubting, found)
             write_doubted(job, found, console)
+        write_examples(job, shown)
+        write_json(job.folder / "result.json", result)  # last: a run that has it is finished
     return result
 
 
@@ -200,10 +203,8 @@ def mine(job: Job) -> dict[str, np.ndarray]:
     return {f"mined_{key}": np.array(value) for key, value in rows.items()}
 
 
-def doubtful(job: Job, found: Doubted) -> dict[str, np.ndarray]:
+def doubtful(memory: CrossBatchMemory, found: Doubted) -> dict[str, np.ndarray]:
     """For the most doubtful images: what is most like them in their own class, and in the one they lie among."""
-    assert job.doubted is not None
-    memory = job.doubted
     embeddings, labels = memory.rows.detach().float(), memory.row_labels.where(memory.stamps >= 0, -1)
     rows: dict[str, list] = {"own": [], "own_s": [], "other": [], "other_s": []}
     for k, among in zip(found.rows[:SHOWN].tolist(), found.nearest[:SHOWN].tolist()):

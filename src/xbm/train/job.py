@@ -68,7 +68,7 @@ class Job:
         self.loss_fn, self.memory_loss_fn = (GlobalLoss(loss, self.ranks) if world > 1 else loss for loss in losses)
         memory = task.memory_of(config, len(dataset.train), self.device, world)
         self.memory = memory.to(self.device) if memory is not None else None
-        self.doubted = memory if config.memory.doubt == "skip" and isinstance(memory, CrossBatchMemory) else None
+        self.doubting = memory if config.memory.doubt == "skip" and isinstance(memory, CrossBatchMemory) else None
         self.augmentation = task.augmentation_of(config, self.model)
         self.feed = task.feed_of(dataset.train, config, self.augmentation, self.device)
         self.sampler = task.sampler_of(dataset.train, config, self.ranks.rank, world)
@@ -140,7 +140,7 @@ class Job:
         return Iteration(step, [each for k, each in enumerate(batches) if k % n != n - 1], batches[n - 1 :: n])
 
     def random_parts(self) -> list[np.ndarray]:
-        """The training images once, in random order, but no more than the run trains on: what the memory is filled from."""
+        """What the memory is filled from: the training images once, in random order, but no more than the run trains on."""
         size = self.config.batch.size
         order = np.random.default_rng([self.config.seed, 1]).permutation(len(self.dataset.train))
         order = order[: size * self.config.optim.iterations]
@@ -148,9 +148,8 @@ class Job:
         return [np.array_split(part, self.ranks.world)[self.ranks.rank] for part in parts]
 
     def random_images(self, parts: list[np.ndarray]) -> Iterator[Batch]:
-        calls = (
-            partial(self.feed.train, indices, -1 - k) for k, indices in enumerate(parts)
-        )  # views that training never shows
+        """The images of these parts, in views that training never shows."""
+        calls = (partial(self.feed.train, indices, -1 - k) for k, indices in enumerate(parts))
         for indices, images in zip(parts, in_order(calls, self.feed.workers, ahead=self.feed.workers + 1)):
             ids = self.feed.ids(indices).to(self.device)
             yield images.to(self.device), self.feed.labels.to(self.device)[ids], ids
@@ -169,18 +168,18 @@ class Job:
 
     def doubt_labels(self, done: int) -> None:
         """Every few steps: rows whose labels the rest of the memory contradicts are set aside, where the recipe doubts."""
-        if self.doubted is None:
+        if self.doubting is None:
             return
         images, classes = len(self.dataset.train), self.dataset.train.num_classes
         a_pass = images // self.config.batch.size
         if done % max(LOOK, min(images * classes // COMPARED, a_pass)) == 0:
-            set_aside(self.doubted, classes)
+            set_aside(self.doubting, classes)
 
     def learning(self, anchors: Tensor, ids: Tensor) -> Tensor:
         """The anchors, without gradient those whose rows are set aside: they learn nothing from labels that are in doubt."""
-        if self.doubted is None:
+        if self.doubting is None:
             return anchors
-        return torch.where(aside(self.doubted, ids)[:, None], anchors.detach(), anchors)
+        return torch.where(aside(self.doubting, ids)[:, None], anchors.detach(), anchors)
 
     @torch.no_grad()
     def enqueue_extra(self, batches: list[Batch]) -> None:
