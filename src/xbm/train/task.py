@@ -169,9 +169,7 @@ def memory_of(
         return None
     _check_memory(config, world)
     auto = torch.bfloat16 if device.type == "cuda" and memory.update == "queue" else torch.float32
-    size = round(memory.ratio * images)  # M = R_M · N
-    if memory.update != "queue":
-        size = images
+    size = round(memory.ratio * images)  # M = R_M · N; a slot an image where R_M must be 1
     kind = SPREADS[memory.spread] if world > 1 else CrossBatchMemory
     return kind(
         max(1, size),
