@@ -124,3 +124,13 @@ def test_labels_in_doubt_are_listed_for_a_person_to_look_at(photos, tmp_path, mo
             assert shown[name][n].tolist() == [*wanted, *[-1] * (ALIKE - len(wanted))]
             np.testing.assert_allclose(shown[f"{name}_s"][n][: len(wanted)], s[k, wanted], atol=1e-5)
     assert (shown["own"] == -1).any()
+
+
+def test_a_run_that_is_stopped_before_all_is_written_is_not_finished(photos, tmp_path, monkeypatch):
+    config = tiny_config(photos, memory__update="moving_average", memory__doubt="skip", optim__iterations=2)
+    for name in ("write_doubted", "write_examples"):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"xbm.train.finish.{name}", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                train(config, tmp_path / name, quiet=True)
+        assert not (tmp_path / name / "result.json").exists()
