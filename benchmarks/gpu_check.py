@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from xbm import ContrastiveLoss, CrossBatchMemory, MultiSimilarityLoss, TripletLoss
+from xbm.checks import tolerance
 from xbm.losses import PairLoss
 
 WIDTHS = (16, 64, 100, 128, 129, 256, 512, 768, 2048)
@@ -39,6 +40,11 @@ def loss_of(kind: str, engine: str) -> PairLoss:
     return MultiSimilarityLoss(engine=engine) if kind == "multi_similarity" else TripletLoss(margin=0.1, engine=engine)
 
 
+def of_doubtful_length(anchors: Tensor) -> Tensor:
+    """Anchors whose length the rounding to a half type moved so far that float64 would not take them for unit vectors."""
+    return (anchors.double().norm(dim=1) - 1).abs() > 0.9 * tolerance(torch.float64)
+
+
 def draw(m: int, M: int, D: int, stored: torch.dtype, way: str, kind: str) -> tuple[Tensor, Tensor, Tensor, CrossBatchMemory]:
     """Anchors (rounded to the bank's type), labels, ids and a memory: classes of 2 to 60 rows, some rows never written."""
     update = "backprop" if way == "rows" else "queue"
@@ -55,6 +61,8 @@ def draw(m: int, M: int, D: int, stored: torch.dtype, way: str, kind: str) -> tu
     labels = row_labels[torch.randint(0, M, (m,), device="cuda")]
     anchors = F.normalize(centres[(labels % (1 << 35)) % classes] + spread * torch.randn(m, D, device="cuda"))
     anchors = F.normalize(anchors).to(stored).float()
+    while bool((off := of_doubtful_length(anchors)).any()):
+        anchors[off] = F.normalize(anchors[off] + 0.1 * torch.randn_like(anchors[off])).to(stored).float()
     ids = torch.randint(0, M if update != "queue" else 2 * M, (m,), device="cuda")
     memory = CrossBatchMemory(M, D, update, dtype=stored, device="cuda")
     with torch.no_grad():
