@@ -22,7 +22,10 @@ def test_a_config_survives_the_way_through_a_file(tmp_path):
         ("optim.lr", "3e-4", 3e-4),
         ("optim.iterations", "34_000", 34_000),
         ("optim.decay_at", "100, 200", (100, 200)),
+        ("optim.decay_at", "[100, 200]", (100, 200)),  # as a run's config.yaml has it
+        ("optim.decay_at", " [100]", (100,)),
         ("optim.decay_at", "", ()),
+        ("optim.decay_at", "[]", ()),
         ("memory.fill", "false", False),
         ("memory.fill", "on", True),
         ("data.root", "none", None),
@@ -48,6 +51,7 @@ def test_settings_come_as_text_and_become_what_they_should_be(key, text, value):
         ("memory.fill", 1, "memory.fill must be true or false"),
         ("model.trunk", 7, "model.trunk must be text"),
         ("optim.decay_at", "soon", "optim.decay_at must be whole numbers separated by commas, not .soon"),
+        ("optim.decay_at", "[100", r"optim.decay_at must be whole numbers separated by commas, not '\[100'"),
         ("optim.decay_at", 5, "optim.decay_at must be whole numbers separated by commas"),
         ("loss.options", "margin", "loss.options must be names and numbers"),
     ],

@@ -190,7 +190,7 @@ def _convert(value: Any, hint: Any, path: str) -> Any:
         return _convert(value, next(a for a in get_args(hint) if a is not type(None)), path)
     try:
         if origin is tuple:
-            items = value.replace(",", " ").split() if isinstance(value, str) else value
+            items = _unbracketed(value).replace(",", " ").split() if isinstance(value, str) else value
             return tuple(_convert(item, get_args(hint)[0], path) for item in items)
         if origin is dict:
             parsed = _yaml(value) if isinstance(value, str) else value
@@ -218,6 +218,11 @@ WANTED = {
     bool: "true or false", int: "a whole number", float: "a number", str: "text",
     tuple: "whole numbers separated by commas", dict: "names and numbers, such as {margin: 0.5}",
 }  # fmt: skip
+
+
+def _unbracketed(text: str) -> str:
+    text = text.strip()
+    return text[1:-1] if text.startswith("[") and text.endswith("]") else text
 
 
 def _yaml(text: str) -> Any:
