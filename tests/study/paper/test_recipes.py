@@ -104,3 +104,6 @@ def test_the_cost_is_told_as_a_share_of_a_step(records):
         ["efficientnet_lite0", "NVIDIA H200", "20.00 ms", "20.20 ms", "+1.0 % (−0.5 to +2.0)", "3"],
     ] and "in turns" in said  # fmt: skip
     assert draw_cost("cars", []) == []
+    (run,) = study.finished(study.arms[0])
+    run.measures["beside_queue"] = {"queue": [0.0004882], "ours": [0.0004912]}  # a small net: the hundredths are the same
+    assert draw_cost("cars", [study])[0].rows[0][2:4] == ["0.488 ms", "0.491 ms"]

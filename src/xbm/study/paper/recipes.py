@@ -206,13 +206,18 @@ def draw_earlier(data: str, studies: Sequence[Study]) -> list[Block]:
     return _by_trunk("R@1, %, test classes", studies)
 
 
+def _milliseconds(seconds: float) -> str:
+    found = 1000 * seconds
+    return f"{found:.2f} ms" if found >= 1 else f"{found:.3f} ms"  # a hundredth of half a millisecond is two per cent
+
+
 def draw_cost(data: str, studies: Sequence[Study]) -> list[Block]:
     rows = []
     for study in studies:
         for run in (run for arm in study.arms for run in study.finished(arm)[:1]):
             taken = run.measures["beside_queue"]
             more = sorted(100 * (ours / plain - 1) for plain, ours in zip(taken["queue"], taken["ours"]))
-            medians = [f"{1000 * statistics.median(taken[name]):.2f} ms" for name in ("queue", "ours")]
+            medians = [_milliseconds(statistics.median(taken[name])) for name in ("queue", "ours")]
             extra = f"{statistics.median(more):+.1f} % ({more[0]:+.1f} to {more[-1]:+.1f})".replace("-", "−")
             rows.append([study.setting.trunk, run.values["device"], *medians, extra, str(len(more))])
     header = [f"{data}, a training step", "device", "plain queue", OURS, "more: median (least to most)", "turns"]
