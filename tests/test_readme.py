@@ -1,4 +1,4 @@
-"""Every Python block of the README runs, one after the other, as a reader would type them."""
+"""Every Python block of the README runs, one after the other, as a reader would type them; its figures are the page's."""
 
 import re
 from pathlib import Path
@@ -22,3 +22,15 @@ def test_the_three_lines_of_the_memory_are_among_them():
     shown = "\n".join(block.group(1) for block in BLOCK.finditer(README.read_text()))
     for line in ("CrossBatchMemory(", ".enqueue(", "loss_fn("):
         assert line in shown, f"the README's example lacks {line}"
+
+
+def test_the_readme_quotes_the_page_about_robustness():
+    page = (README.parent / "docs" / "robustness.md").read_text()
+    words = " ".join(README.read_text().split())
+    ahead = [float(found) for found in re.findall(r"`auto` is \+([\d.]+) ± \S+ points from no memory.*\(\[robustness\]", page)]
+    assert len(ahead) == 8 and f"in all eight settings tried, by {min(ahead)} to {max(ahead)} points" in words
+    more = [float(found) for found in re.findall(r"ms \| ([+−][\d.]+) % \(", page)]
+    assert len(more) == 3 and f"for {min(more)} to {max(more)} % of a step" in words
+    of_glyphs = page.split("## Every recipe")[1].split("### glyphs")[1]
+    without, paper = re.search(r"\| small, contrastive \| (\S+) ± \S+ \| (\S+) ±", of_glyphs).groups()
+    assert f"from R@1 {without} to {paper} (glyphs, contrastive)" in words
