@@ -2,16 +2,18 @@
 
 import subprocess
 import sys
+import warnings
 from importlib.metadata import version
 
 import pytest
 import torch
 from typer.main import get_command
 
-from tiny import xbm
+from tiny import draw_photos, tiny_config, xbm
 from xbm import __main__
 from xbm.cli import app
 from xbm.errors import InputError
+from xbm.train.config import save
 
 COMMANDS = get_command(app).commands
 HEAVY = ("torch", "torchvision", "numpy", "PIL", "timm", "scipy", "pyarrow", "matplotlib", "tensorboard", "yaml")
@@ -68,6 +70,21 @@ def ends(monkeypatch, error: BaseException) -> tuple[int, str]:
 
 def test_bad_input_is_one_sentence_and_exit_code_2(monkeypatch):
     assert ends(monkeypatch, InputError("give a folder")) == (2, "error: give a folder\n")
+
+
+def test_a_warning_is_one_sentence_that_names_the_data_and_comes_once(tmp_path):
+    draw_photos(tmp_path / "mine" / "train")
+    draw_photos(tmp_path / "mine" / "test", side=17)  # other images of the same classes
+    save(tiny_config(tmp_path / "mine", optim__iterations=1), tmp_path / "config.yaml")
+    code, _, err = xbm("train", "--config", tmp_path / "config.yaml", "--out", tmp_path / "run", "--quiet")
+    told = [line for line in err.splitlines() if "in training and in testing" in line]
+    assert code == 0 and len(told) == 1 and told[0].startswith("warning: mine: ") and ".py" not in err
+
+
+def test_other_packages_warnings_keep_their_place(monkeypatch):
+    monkeypatch.setattr("xbm.cli.app", lambda: warnings.warn_explicit("slow", UserWarning, "/else/where.py", 7))
+    _, _, err = xbm()
+    assert "/else/where.py:7: UserWarning: slow" in err
 
 
 def test_a_full_disk_is_one_sentence_too(monkeypatch):

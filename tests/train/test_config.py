@@ -146,6 +146,20 @@ def test_negative_numbers_and_nan_are_refused():
         check(override(Config(), {"optim.lr": "nan"}))
 
 
+def test_a_seed_that_no_generator_takes_is_refused():
+    check(override(Config(), {"seed": 2**63 - 1}))
+    with pytest.raises(InputError, match="seed=9223372036854775808 cannot be: give 9223372036854775807 or less"):
+        check(override(Config(), {"seed": 2**63}))
+
+
+def test_a_run_without_any_loss_is_refused():
+    nothing = {"memory.weight": 0, "memory.batch_weight": 0}
+    with pytest.raises(InputError, match="leave no loss to train on"):
+        check(override(Config(), nothing))
+    check(override(Config(), {**nothing, "memory.batch_weight": 1}))
+    check(override(Config(), {**nothing, "memory.ratio": 0}))
+
+
 def test_choosing_on_the_test_classes_is_refused():
     with pytest.raises(InputError, match=r"set data.holdout=0.2"):
         check(override(Config(), {"log.evaluate_every": 10}))

@@ -140,6 +140,18 @@ def test_a_share_that_leaves_too_few_classes_is_refused(share):
         hold_out(made(10), share)
 
 
+@pytest.mark.parametrize("classes", [4, 5, 7, 9, 10, 33])
+def test_the_share_that_is_advised_instead_works(classes):
+    with pytest.raises(InputError, match=r"try [\d.]+$") as error:
+        hold_out(made(classes), 0.01)
+    assert hold_out(made(classes), float(str(error.value).split()[-1])).train.num_classes >= 2
+
+
+def test_too_few_classes_to_hold_any_out_are_refused():
+    with pytest.raises(InputError, match=r"two training classes on either side, and there are 3: set it to 0"):
+        hold_out(made(3), 0.5)
+
+
 def test_test_classes_are_never_held_out(photos):
     dataset = read_data(Data(name="own", root=str(photos)))
     held = hold_out(dataset, 0.4)
@@ -183,6 +195,11 @@ def test_as_many_labels_are_flipped_as_asked_and_to_other_classes_that_are_there
     assert (flip_labels(right, 0.0).labels == right.labels).all()
     with pytest.raises(InputError, match=r"data\.noise=1\.5 is no share of the labels"):
         flip_labels(right, 1.5)
+    with pytest.raises(InputError, match="give 0 or more, and less than 1"):
+        flip_labels(right, 1.0)
+    with pytest.raises(InputError, match="there is one class: set it to 0"):
+        flip_labels(made(1).train, 0.5)
+    assert (flip_labels(made(1).train, 0.0).labels == 0).all()
 
 
 def test_held_out_and_test_classes_keep_their_labels_and_the_training_feed_has_the_wrong_ones(own, tmp_path):

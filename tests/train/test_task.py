@@ -27,6 +27,41 @@ def test_devices_are_picked_or_refused(monkeypatch):
         task.pick_device("cuda")
     with pytest.raises(InputError, match="there is no device 'gpu'"):
         task.pick_device("gpu")
+    for name in ("meta", "hpu", "xpu"):
+        with pytest.raises(InputError, match=f"device {name} cannot be used on this machine: use auto, cpu or cuda"):
+            task.pick_device(name)
+
+
+def test_a_crop_of_which_the_trunk_leaves_nothing_is_refused():
+    small = {"model__trunk": "small", "model__weights": "none", "model__dim": 5}
+    with pytest.raises(InputError, match=r"data.crop=1 is too small for small: give a larger data.crop"):
+        task.model_of(config(data__crop=1, **small))
+    assert task.model_of(config(data__crop=32, **small)).training
+
+
+@pytest.mark.parametrize("ratio", [0, 1])
+@pytest.mark.parametrize("name", ["update", "reduction", "spread", "dtype", "doubt"])
+def test_a_name_that_there_is_not_is_refused_with_memory_and_without(name, ratio):
+    for value in ("foo", ""):
+        with pytest.raises(InputError, match=f"unknown memory.{name} '{value}'"):
+            task.memory_of(config(**{"memory__ratio": ratio, f"memory__{name}": value}), 9, CPU)
+
+
+def test_a_run_is_advised_what_its_config_lacks_and_its_data_allow():
+    def watch(labels=(0, 0, 1), **changes):
+        chosen = config(model__dim=5, **changes)
+        return task.watch_of(chosen, task.memory_of(chosen, len(labels), CPU), np.asarray(labels))
+
+    plain = watch(memory__ratio=0.7)
+    assert plain.remedies == ("memory.reduction=balanced", "memory.batch_weight=1") and plain.smaller and plain.larger
+    ours = watch(memory__reduction="balanced", memory__batch_weight=1)
+    assert ours.remedies == () and ours.smaller and not ours.larger and not ours.summed
+    assert watch(loss__name="multi_similarity").remedies == ("memory.batch_weight=1",)  # it holds itself back
+    assert not watch(memory__update="moving_average").smaller  # a slot an image
+    assert plain.negatives and plain.positives
+    assert not watch((0, 0, 0)).negatives and watch((0, 0, 0)).positives
+    assert not watch((0, 1, 2)).positives and watch((0, 1, 2)).negatives
+    assert watch(memory__ratio=0).remedies == ()
 
 
 @pytest.mark.parametrize(

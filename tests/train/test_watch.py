@@ -22,12 +22,22 @@ def test_spread_is_taken_without_a_gradient():
 
 
 def test_a_collapse_is_said_once():
-    watch = Watch(memory_start=100)
+    watch = Watch(memory_start=100, remedies=("memory.reduction=balanced",), smaller=True)
     assert watch.look({"step": 9, "mean_cosine": 0.5, "effective_rank": 20.0}) == []
     (said,) = watch.look({"step": 19, "mean_cosine": 0.995, "effective_rank": 20.0})
-    assert "iteration 19: the embeddings are collapsing (mean cosine 0.995" in said and "memory.reduction=balanced" in said
+    assert "iteration 19: the embeddings are collapsing (mean cosine 0.995" in said
+    assert said.endswith(": try memory.reduction=balanced, a lower optim.lr, or a smaller memory.ratio")
     assert watch.look({"step": 29, "mean_cosine": 0.999, "effective_rank": 1.0}) == []
     assert watch.notes == [("warning", said)]
+
+
+def test_only_what_the_run_lacks_and_can_have_is_advised():
+    (said,) = Watch(memory_start=100).look({"step": 19, "mean_cosine": 0.995})
+    assert said.endswith(": try a lower optim.lr")
+    (said,) = Watch(0, age=20).look(line(drift_10=1.5))
+    assert said.endswith("cannot help; try a lower optim.lr or a later memory.start")
+    (said,) = Watch(0, larger=True).look(line(valid_positives_memory=0.0))
+    assert said.endswith(": try a larger memory.ratio or leaving out classes of a single image")
 
 
 def test_a_low_rank_is_a_collapse_too():
@@ -76,6 +86,10 @@ def test_a_memory_that_cannot_help_says_why():
     assert "held no positive for any anchor" in said
     (said,) = Watch(0).look(line(valid_negatives_memory=0.0))
     assert "no negative of the memory is near enough" in said
+    (said,) = Watch(0, negatives=False).look(line(valid_negatives_memory=0.0))
+    assert "there is one training class" in said
+    (said,) = Watch(0, positives=False).look(line(valid_negatives_memory=0.0, valid_positives_memory=0.0))
+    assert "no training class has two images" in said
     assert Watch(0).look(line(valid_negatives_memory=math.nan, valid_positives_memory=math.nan)) == []  # not on yet
 
 

@@ -23,7 +23,7 @@ KINDS = {
     "unreadable": "not readable as an image",
     "tiny": f"with a side under {MIN_SIDE} pixels",
     "duplicate": "of training with the same bytes as a test image",
-    "single": "alone in its training class, so without a positive pair",
+    "single": "without another of the same training class, so without a positive pair",
     "unmatched": "in testing without another image of its class to find",
 }
 BROKEN = ("missing", "unreadable")

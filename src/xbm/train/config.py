@@ -10,6 +10,8 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from xbm.errors import InputError, unknown
 from xbm.train.files import replacing
 
+MOST_SEED = (1 << 63) - 1
+
 
 @dataclass(frozen=True)
 class Data:
@@ -148,6 +150,10 @@ def check(config: Config) -> None:
             raise InputError(f"{name}={values[name]} cannot be: give {lowest} or more")
         if values[name] == math.inf:
             raise InputError(f"{name}=inf cannot be: give a finite number")
+    if config.seed > MOST_SEED:
+        raise InputError(f"seed={config.seed} cannot be: give {MOST_SEED} or less")
+    if config.memory.ratio and not config.memory.weight and not config.memory.batch_weight:
+        raise InputError("memory.weight=0 and memory.batch_weight=0 leave no loss to train on: set one of them above 0")
     if any(step < 0 for step in config.optim.decay_at):
         raise InputError(f"optim.decay_at={config.optim.decay_at} cannot be: give iterations, 0 or more")
     for name, value in config.loss.options.items():

@@ -1,7 +1,9 @@
 """The data of a run: read, looked through, split and written down when the run begins; the same ever after."""
 
 import hashlib
+import math
 import sys
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -41,7 +43,9 @@ def read_data(data: Data, split: Path | None = None) -> Dataset:
 
     table = root.suffix.lower() in TABLES and not root.is_dir()
     if split is not None and split.exists():
-        return _renamed(read_table(split, root.parent if table else root), root.stem if table else root.resolve().name)
+        with warnings.catch_warnings(action="ignore"):  # of what is odd about the data was told when the run began
+            parted = read_table(split, root.parent if table else root)
+        return _renamed(parted, root.stem if table else root.resolve().name)
     return read_folder(root) if not table else read_table(root)
 
 
@@ -104,9 +108,12 @@ def hold_out(dataset: Dataset, share: float) -> Dataset:
     """
     train = dataset.train
     order = sorted(range(train.num_classes), key=lambda k: hashlib.sha256(str(train.class_names[k]).encode()).digest())
-    count = round(share * train.num_classes)
-    if not 1 < count < train.num_classes - 1:
-        raise InputError(f"data.holdout={share} of {train.num_classes} classes leaves too few on one side: try 0.2")
+    count, classes = round(share * train.num_classes), train.num_classes
+    if classes < 4:
+        raise InputError(f"data.holdout needs two training classes on either side, and there are {classes}: set it to 0")
+    if not 1 < count < classes - 1:
+        better = max(0.2, math.ceil(200 / classes) / 100)
+        raise InputError(f"data.holdout={share} of {classes} classes leaves too few on one side: try {better:g}")
     held = np.isin(train.labels, order[:count])
     ks = dataset.protocols[0].ks
     kept = train.select(np.flatnonzero(~held), f"{train.name} (less the held-out classes)")
@@ -120,7 +127,9 @@ def flip_labels(images: ImageSet, share: float) -> ImageSet:
     Which labels are wrong depends on nothing but their number, so that all methods and seeds have the same ones.
     """
     if not 0 <= share < 1:
-        raise InputError(f"data.noise={share} is no share of the labels: give a number from 0 up to 1")
+        raise InputError(f"data.noise={share} is no share of the labels: give 0 or more, and less than 1")
+    if share and images.num_classes < 2:
+        raise InputError("data.noise gives images another class's label, and there is one class: set it to 0")
     draw = np.random.default_rng(0)
     wrong = draw.permutation(len(images))[: round(share * len(images))]
     labels = images.labels.copy()

@@ -89,7 +89,7 @@ class Job:
         every = config.log.every * math.ceil(10 / config.log.every)  # a line of metrics is then due whenever drift is
         self.drift = Drift(images, config.model.dim, every).to(self.device)
         self.probed = Replayed(self.model)  # in eval mode, in full precision
-        self.watch = task.watch_of(config, memory)
+        self.watch = task.watch_of(config, memory, dataset.train.labels)
         self.tally = torch.zeros(len(TALLY), dtype=torch.float64, device=self.device)  # sums since the last line of metrics
         self.tallied = 0
         self.best = -1.0

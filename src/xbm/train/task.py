@@ -1,8 +1,10 @@
 """From a config to what the loop needs: feeds, sampler, model, loss, memory."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -13,9 +15,10 @@ from xbm.data.transforms import Augmentation
 from xbm.distributed import ReplicatedMemory, ShardedMemory
 from xbm.errors import InputError, unknown
 from xbm.losses import LOSSES, PairLoss
-from xbm.memory import CrossBatchMemory
+from xbm.losses.pair import REDUCTIONS
+from xbm.memory import UPDATES, CrossBatchMemory
 from xbm.models import EmbeddingModel, build_model, freeze_batch_norm
-from xbm.train.config import Config
+from xbm.train.config import Config, Memory
 from xbm.train.dataset import store_of
 from xbm.train.watch import Watch
 
@@ -26,6 +29,7 @@ MOST_IN_HALF = 0.95  # momentum: of a slower average a visit moves rows of 16 bi
 SPREADS: dict[str, Any] = {"replicated": ReplicatedMemory, "sharded": ShardedMemory}
 KINDS = {"paper": "crop", "official": "resized_crop", "shift": "shift", "none": "none"}
 EMBEDDED = 256  # images at once when a set is embedded; scores are bit for bit the same only for the same number
+ANY_TRUNK = 64  # pixels: images of this side are large enough for each
 RESIDENT_BYTES = 2 << 30  # on a CPU, sets up to this size are kept decoded in main memory
 
 
@@ -38,6 +42,10 @@ def pick_device(name: str) -> torch.device:
         raise InputError(f"there is no device {name!r}: use auto, cpu or cuda") from None
     if device.type == "cuda" and not torch.cuda.is_available():
         raise InputError("device cuda was asked for but no GPU is visible: use device=cpu, or mend the driver")
+    try:
+        torch.zeros(1, device=device).item()
+    except Exception:  # every backend has its own
+        raise InputError(f"device {name} cannot be used on this machine: use auto, cpu or cuda") from None
     return device
 
 
@@ -94,9 +102,24 @@ def sampler_of(images: ImageSet, config: Config, rank: int = 0, world: int = 1) 
 def model_of(config: Config) -> EmbeddingModel:
     channels = 1 if config.model.trunk == "small" else 3
     model = build_model(config.model.trunk, config.model.dim, config.model.pooling, config.model.weights, channels)
+    _check_crop(model, config, channels)
     if config.model.freeze_batch_norm:
         freeze_batch_norm(model)
     return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+def _check_crop(model: EmbeddingModel, config: Config, channels: int) -> None:
+    """Refuses images of which the trunk leaves nothing."""
+    crop = config.data.crop
+    if crop >= ANY_TRUNK:
+        return
+    was_training = model.training
+    try:
+        with torch.no_grad():
+            model.eval()(torch.zeros(1, channels, crop, crop))
+    except RuntimeError:
+        raise InputError(f"data.crop={crop} is too small for {config.model.trunk}: give a larger data.crop") from None
+    model.train(was_training)
 
 
 def override_weights(config: Config) -> Config:
@@ -120,24 +143,47 @@ def loss_of(config: Config, reduction: str | None = None) -> PairLoss:
     return made  # type: ignore[return-value]
 
 
-def watch_of(config: Config, memory: CrossBatchMemory | ReplicatedMemory | ShardedMemory | None) -> Watch:
+def watch_of(
+    config: Config, memory: CrossBatchMemory | ReplicatedMemory | ShardedMemory | None, labels: Sequence[int] | np.ndarray
+) -> Watch:
+    """What watches a run with these training labels: it knows what the config has already, and what it cannot have."""
     if memory is None:
         return Watch(config.optim.iterations)
-    summed = config.reduction == "sum" and config.loss.name in ("contrastive", "margin")
+    by_number = config.loss.name in ("contrastive", "margin")
+    remedies = []
+    if by_number and config.reduction != "balanced":
+        remedies.append("memory.reduction=balanced")
+    if not config.memory.batch_weight:
+        remedies.append("memory.batch_weight=1")
+    sizes = np.unique(np.asarray(labels), return_counts=True)[1]
     rows_per_step = config.batch.size * config.batch.accumulate * config.memory.updates_per_step
-    return Watch(config.memory.start, summed, memory.size / rows_per_step / 2)
+    return Watch(
+        config.memory.start,
+        by_number and config.reduction == "sum",
+        memory.size / rows_per_step / 2,
+        tuple(remedies),
+        smaller=config.memory.update == "queue",
+        larger=config.memory.ratio < 1,
+        negatives=len(sizes) > 1,
+        positives=bool((sizes > 1).any()),
+    )
+
+
+def _check_names(memory: Memory) -> None:
+    for name, value, known in (
+        ("memory.update", memory.update, UPDATES),
+        ("memory.reduction", memory.reduction, REDUCTIONS),
+        ("memory.spread", memory.spread, SPREADS),
+        ("memory.dtype", memory.dtype, ["auto", *DTYPES]),
+        ("memory.doubt", memory.doubt, DOUBTS),
+    ):
+        if value is not None and value not in known:
+            raise unknown(name, value, known)
 
 
 def _check_memory(config: Config, world: int) -> None:
     """Refuses what does not go together, and says what does."""
     memory = config.memory
-    for name, value, known in (
-        ("memory.spread", memory.spread, SPREADS),
-        ("memory.dtype", memory.dtype, ["auto", *DTYPES]),
-        ("memory.doubt", memory.doubt, DOUBTS),
-    ):
-        if value not in known:
-            raise unknown(name, value, known)
     if memory.update != "queue" and memory.ratio != 1:
         raise InputError(
             f"memory.update={memory.update} keeps one slot an image: memory.ratio must be 1, "
@@ -165,6 +211,7 @@ def memory_of(
     config: Config, images: int, device: torch.device, world: int = 1
 ) -> CrossBatchMemory | ReplicatedMemory | ShardedMemory | None:
     memory = config.memory
+    _check_names(memory)
     if memory.ratio == 0:
         return None
     _check_memory(config, world)

@@ -24,6 +24,14 @@ def spread_of(anchors: Tensor) -> tuple[Tensor, Tensor]:
     return cosine, rank
 
 
+def either(*choices: str) -> str:
+    """
+    >>> either("a"), either("a", "b"), either("a", "b", "c")
+    ('a', 'a or b', 'a, b, or c')
+    """
+    return " or ".join(choices) if len(choices) < 3 else f"{', '.join(choices[:-1])}, or {choices[-1]}"
+
+
 @dataclass
 class Watch:
     """Reads each line of metrics and answers with what a user should know; each thing is said once.
@@ -31,11 +39,19 @@ class Watch:
     Attributes:
         summed: whether negatives count by their number, however few positives there are.
         age: how many steps old the memory's rows are on average once it is full.
+        remedies: settings that hold a memory back and that the run does not have.
+        smaller, larger: whether the memory's size could be.
+        negatives, positives: whether the training set has pairs of these kinds at all.
     """
 
     memory_start: int
     summed: bool = False
     age: float = 0.0
+    remedies: tuple[str, ...] = ()
+    smaller: bool = False
+    larger: bool = False
+    negatives: bool = True
+    positives: bool = True
     notes: list[tuple[str, str]] = field(default_factory=list)  # (severity, sentence), kept with the run
     before_memory: float = math.nan  # the last R@1 without memory
     said: set[str] = field(default_factory=set)
@@ -49,7 +65,7 @@ class Watch:
             new.append((
                 "collapse",
                 f"iteration {step}: the embeddings are collapsing (mean cosine {cosine:.3f}, effective rank {rank:.1f}): "
-                "try memory.reduction=balanced, memory.batch_weight=1, a lower optim.lr, or a smaller memory.ratio",
+                f"try {either(*self.remedies, 'a lower optim.lr', *self._smaller())}",
             ))  # fmt: skip
         recall = row.get("recall@1", math.nan)
         if not math.isnan(recall):
@@ -59,7 +75,7 @@ class Watch:
                 new.append((
                     "fall",
                     f"iteration {step}: R@1 fell from {100 * self.before_memory:.1f} to {100 * recall:.1f} since the memory "
-                    "started: try memory.reduction=balanced, memory.batch_weight=1, or a later memory.start",
+                    f"started: try {either(*self.remedies, 'a later memory.start')}",
                 ))  # fmt: skip
         new += self._of_memory(step, row)
         fresh = [(kind, text) for kind, text in new if kind not in self.said]
@@ -73,7 +89,14 @@ class Watch:
         if math.isnan(negatives) or math.isnan(positives):
             return []
         new = []
-        if negatives == 0:
+        if not self.negatives:
+            new.append(("one", "there is one training class, so nothing is a negative: give two or more to tell apart"))
+        elif not self.positives:
+            new.append((
+                "alone",
+                "no training class has two images, so there is no positive: nothing pulls, and the memory cannot help",
+            ))  # fmt: skip
+        elif negatives == 0:
             new.append((
                 "idle",
                 f"iteration {step}: no negative of the memory is near enough to any anchor to count, so it adds nothing: "
@@ -83,7 +106,7 @@ class Watch:
             new.append((
                 "alone",
                 f"iteration {step}: the memory held no positive for any anchor, so it can only push: "
-                "try a larger memory.ratio, or leave out classes of a single image",
+                f"try {either(*self._larger(), 'leaving out classes of a single image')}",
             ))  # fmt: skip
         elif self.summed and negatives > OUTWEIGHED * positives:
             new.append((
@@ -98,9 +121,15 @@ class Watch:
                     "lost",
                     f"iteration {step}: in {delta} steps an image moves by {drift:.2f} (squared distance), and the memory's "
                     f"rows are {self.age:.0f} steps old on average: until it moves less they do not tell where images are, and "
-                    "cannot help; try a lower optim.lr, a later memory.start, or a smaller memory.ratio",
+                    f"cannot help; try {either('a lower optim.lr', 'a later memory.start', *self._smaller())}",
                 ))  # fmt: skip
         return new
+
+    def _smaller(self) -> list[str]:
+        return ["a smaller memory.ratio"] if self.smaller else []
+
+    def _larger(self) -> list[str]:
+        return ["a larger memory.ratio"] if self.larger else []
 
     def state_dict(self) -> dict[str, object]:
         return {"notes": [list(note) for note in self.notes], "before": self.before_memory, "said": sorted(self.said)}
