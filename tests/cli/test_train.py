@@ -67,6 +67,17 @@ def test_the_settings_given_are_the_settings_saved(own_photos, tmp_path):
     assert load(out / "config.yaml") == wanted
 
 
+def test_how_many_images_there_are_says_which_memory_suits_them(own_photos, tmp_path, monkeypatch):
+    monkeypatch.setattr("xbm.train.loop.train", lambda config, *_, **__: pytest.fail(f"{config.memory.update}!"))
+    words = ["train", "--data", own_photos, "--trunk", "efficientnet_lite0", "--out", tmp_path / "run"]
+    for many, more, update in (
+        (36, [], "queue"), (37, [], "moving_average"), (36, ["--set", "memory.update=backprop"], "backprop"),
+    ):  # fmt: skip
+        monkeypatch.setattr("xbm.train.presets.MANY", many)
+        with pytest.raises(pytest.fail.Exception, match=f"{update}!"):
+            xbm(*words, *more)
+
+
 def test_a_saved_config_makes_the_same_run(own_photos, tmp_path):
     """The page of a run gives this command: the seed and all else must come from the file."""
     train(tiny_config(own_photos, seed=3, optim__iterations=6), tmp_path / "one", quiet=True)

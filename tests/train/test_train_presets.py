@@ -16,7 +16,7 @@ from xbm.train import task
 from xbm.train.config import Config, check, flat, override
 from xbm.train.evaluate import evaluate_run
 from xbm.train.loop import train
-from xbm.train.presets import DATASETS, RECIPES, preset
+from xbm.train.presets import DATASETS, MANY, RECIPES, preset, recipe_of
 
 # The paper's Table 7, typed from it: learning rate, where it falls to a tenth, iterations, R_M, α, m.
 TABLE_7 = {
@@ -101,6 +101,15 @@ def test_the_two_recipes_differ_as_the_design_says():
     assert (kinds["paper"].mode, kinds["paper"].kind) == ("square", "crop")
     assert (kinds["official"].mode, kinds["official"].kind) == ("shorter", "resized_crop")
     assert kinds["official"].scale == (0.2, 1.0)
+
+
+def test_own_data_are_large_from_so_many_images_on():
+    slots, queue = (recipe_of("auto", "imagenet", "own", images) for images in (MANY - 1, MANY))
+    assert slots["memory.update"] == "moving_average" and slots == recipe_of("auto", "imagenet", "own")
+    assert (queue["memory.update"], queue["memory.doubt"], queue["memory.ratio"]) == ("queue", "keep", 1.0)
+    assert queue == recipe_of("auto", "imagenet", "sop")  # as of any large data set that is remembered whole
+    assert recipe_of("auto", "none", "own", MANY) == RECIPES["auto"]  # from scratch it is a queue anyway
+    assert recipe_of("paper", "imagenet", "own", MANY) == {}
 
 
 def test_auto_says_of_loss_and_memory_what_the_study_found_and_leaves_the_rest():

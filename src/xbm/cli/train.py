@@ -41,8 +41,10 @@ def train(
     `xbm train cars --root ~/cars --set optim.iterations=4000 --loss ms` · `xbm train --resume runs/2026-01-31_120000_cars`
     """
     from xbm.train import config as configs
+    from xbm.train.dataset import read_data
     from xbm.train.loop import train as run
     from xbm.train.presets import preset as preset_of
+    from xbm.train.presets import recipe_of
 
     if resume is not None:
         given = (
@@ -95,6 +97,10 @@ def train(
         if skip_problems:
             changes["data.skip_problems"] = True
         chosen = configs.override(chosen, {**changes, **one_by_one})
+        if config is None and chosen.recipe == "auto" and chosen.data.name == "own":
+            images = len(read_data(chosen.data).train)
+            suited = recipe_of("auto", chosen.model.weights, "own", images)
+            chosen = configs.override(chosen, {**suited, **changes, **one_by_one})
         kind = chosen.loss.name + ("" if chosen.memory.ratio else "_no_memory")
         stamp = time.strftime("%Y-%m-%d_%H%M%S")
         folder = out or Path("runs") / f"{stamp}_{chosen.data.name}_{kind}_seed{chosen.seed}"
