@@ -65,6 +65,16 @@ def test_embeddings_that_tell_nothing_doubt_nothing():
     assert contradicted(rows[:0], labels[:0], 20).shape == (0,)
 
 
+def test_too_many_wrong_labels_are_told_from_none():
+    torch.manual_seed(0)
+    rows, right = clusters()
+    for wrong, too_many in ((0, False), (24, False), (96, True)):  # of 240, and the classes are as far apart as before
+        memory = CrossBatchMemory(250, 16, "moving_average")
+        memory.enqueue(rows, torch.cat([(right[:wrong] + 7) % 20, right[wrong:]]), torch.arange(240))
+        assert doubt.too_many(memory, 20) == too_many
+        assert bool(doubt.in_doubt(memory, 20).any()) == (wrong == 24)
+
+
 def remembered(update="moving_average"):
     """240 rows of 20 classes, of which 24 have wrong labels, in a memory with room for 250; the rows, labels and which."""
     torch.manual_seed(0)

@@ -15,7 +15,7 @@ from xbm.errors import InputError
 from xbm.memory import CrossBatchMemory
 
 NEAREST = 0.1  # of the classes: a row is in doubt if its own is not among so many
-MOST = 0.25  # of the rows that count: if more than so many are, the embeddings do not tell classes apart yet, and none is
+MOST = 0.25  # of the rows that count: beyond that classes are not told apart, or too many labels are wrong: none is doubted
 FEW = 4  # rows of a class: of one with no more nothing can be said
 ASIDE = -2  # the stamp of a row that is set aside
 BLOCK = 1 << 24  # similarities at once
@@ -49,8 +49,17 @@ def in_doubt(memory: CrossBatchMemory, classes: int) -> Tensor:
     """(M,): the rows that are set aside, and those that would be now."""
     if memory.update == "queue":
         raise InputError("a queue has no slot of an image's own: rows can be set aside with moving_average and backprop")
-    labels = memory.row_labels.where(memory.stamps >= 0, -1)
-    return (memory.stamps == ASIDE) | contradicted(memory.rows.detach(), labels, classes)
+    return (memory.stamps == ASIDE) | contradicted(memory.rows.detach(), _labels(memory), classes)
+
+
+def too_many(memory: CrossBatchMemory, classes: int) -> bool:
+    """Whether so many rows lie among others' that none of them is doubted. Waits for the device."""
+    found = _among_others(memory.rows.detach(), _labels(memory), classes)
+    return bool(found.sum() > MOST * (memory.stamps >= 0).sum())
+
+
+def _labels(memory: CrossBatchMemory) -> Tensor:
+    return memory.row_labels.where(memory.stamps >= 0, -1)
 
 
 def aside(memory: CrossBatchMemory, ids: Tensor) -> Tensor:
@@ -84,11 +93,16 @@ def contradicted(rows: Tensor, labels: Tensor, classes: int) -> Tensor:
         rows: (n, D), of unit length.
         labels: (n,), 0 ≤ label < classes, or below 0 for rows that do not count.
     """
+    found = _among_others(rows, labels, classes)
+    return found & (found.sum() <= MOST * (labels >= 0).sum())
+
+
+def _among_others(rows: Tensor, labels: Tensor, classes: int) -> Tensor:
+    """(n,): the same, however many there are."""
     counts, own = labels >= 0, labels.clamp(min=0)
     blocks, several = _nearness(rows, own, counts, classes)
     nearer = [(near > mine).sum(1) for near, mine in blocks]
-    found = counts & several[own] & (torch.cat(nearer) >= NEAREST * several.sum())
-    return found & (found.sum() <= MOST * counts.sum())
+    return counts & several[own] & (torch.cat(nearer) >= NEAREST * several.sum())
 
 
 def _nearness(rows: Tensor, labels: Tensor, counts: Tensor, classes: int) -> tuple[Iterator[tuple[Tensor, Tensor]], Tensor]:

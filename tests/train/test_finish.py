@@ -126,6 +126,15 @@ def test_labels_in_doubt_are_listed_for_a_person_to_look_at(photos, tmp_path, mo
     assert (shown["own"] == -1).any()
 
 
+def test_a_run_that_could_doubt_no_label_says_so(photos, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("xbm.doubt.MOST", 0.0)
+    config = tiny_config(photos, memory__update="moving_average", memory__doubt="skip", data__noise=0.5)
+    result = train(config, tmp_path / "run")
+    said = "training images lie among those of other classes, so none was doubted"
+    assert said in capsys.readouterr().err and (tmp_path / "run" / "doubted.csv").read_text() == "image,label,nearest,lead\n"
+    assert [severity for severity, text in result["notes"] if said in text] == ["warning"]
+
+
 def test_a_run_that_is_stopped_before_all_is_written_is_not_finished(photos, tmp_path, monkeypatch):
     config = tiny_config(photos, memory__update="moving_average", memory__doubt="skip", optim__iterations=2)
     for name in ("write_doubted", "write_examples"):

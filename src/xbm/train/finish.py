@@ -14,7 +14,7 @@ from torch import Tensor
 from xbm.data.feeds import sweep
 from xbm.data.images import ImageSet, Protocol
 from xbm.distributed import Ranks
-from xbm.doubt import Doubted, doubted
+from xbm.doubt import MOST, Doubted, doubted, too_many
 from xbm.memory import CrossBatchMemory
 from xbm.retrieval import cumulative, nearest
 from xbm.retrieval import score as score_protocol
@@ -73,6 +73,13 @@ def finish(job: Job, console: Console) -> dict[str, Any]:
     console.say("scoring " + ", ".join(protocol.name for protocol in job.dataset.protocols))
     kept: dict[int, Tensor] = {}
     scores = score(job, kept)
+    if job.doubting is not None and too_many(job.doubting, job.dataset.train.num_classes):
+        unsure = (
+            f"more than {MOST:.0%} of the training images lie among those of other classes, so none was doubted: either the "
+            "embeddings do not tell the classes apart, and longer training may, or that many labels are wrong"
+        )
+        job.watch.notes.append(("warning", unsure))
+        console.say(unsure)
     first = job.dataset.protocols[0]
     curve, shown = recall_curve(first, kept, job.ranks), neighbours(first, kept, job.ranks)
     result: dict[str, Any] = {
