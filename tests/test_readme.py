@@ -29,8 +29,10 @@ def test_the_readme_quotes_the_page_about_robustness():
     words = " ".join(README.read_text().split())
     ahead = [float(found) for found in re.findall(r"`auto` is \+([\d.]+) ± \S+ points from no memory.*\(\[robustness\]", page)]
     assert len(ahead) == 8 and f"in all eight settings tried, by {min(ahead)} to {max(ahead)} points" in words
+    noisy = re.findall(r"`auto` is \+([\d.]+) ± ([\d.]+) points.*\(\[robustness-noise\]", page)
+    assert len(noisy) == 6 and all(float(gain) > float(error) for gain, error in noisy) and "in all six with a tenth" in words
     more = [float(found) for found in re.findall(r"ms \| ([+−][\d.]+) % \(", page)]
-    assert len(more) == 3 and f"for {min(more)} to {max(more)} % of a step" in words
+    assert len(more) == 3 and f"takes {min(more)} to {max(more)} % more than with a plain queue" in words
     of_glyphs = page.split("## Every recipe")[1].split("### glyphs")[1]
     without, paper = re.search(r"\| small, contrastive \| (\S+) ± \S+ \| (\S+) ±", of_glyphs).groups()
     assert f"from R@1 {without} to {paper} (glyphs, contrastive)" in words

@@ -4,10 +4,20 @@ from made_up import CARS, invented
 from xbm.study.paper.blocks import Claim, Table
 from xbm.study.paper.experiment import setting_of
 from xbm.study.paper.plan import plan
-from xbm.study.paper.recipes import candidate_arms, draw_candidates, draw_cost, draw_recipes, recipe_arms, recipes
+from xbm.study.paper.recipes import (
+    BARE,
+    EXPERIMENTS,
+    _verdict,
+    candidate_arms,
+    draw_candidates,
+    draw_cost,
+    draw_recipes,
+    recipe_arms,
+    recipes,
+)  # fmt: skip
 from xbm.study.paper.record import Records
 from xbm.study.paper.registry import BEYOND
-from xbm.study.paper.study import Study
+from xbm.study.paper.study import Spread, Study
 
 GLYPHS = setting_of("glyphs")
 SCORES = {"sum": 0.50, "mean": 0.55, "balanced": 0.60}
@@ -107,3 +117,17 @@ def test_the_cost_is_told_as_a_share_of_a_step(records):
     (run,) = study.finished(study.arms[0])
     run.measures["beside_queue"] = {"queue": [0.0004882], "ours": [0.0004912]}  # a small net: the hundredths are the same
     assert draw_cost("cars", [study])[0].rows[0][2:4] == ["0.488 ms", "0.491 ms"]
+
+
+@pytest.mark.parametrize(
+    ("gains", "told"), [((1, 2, 3), "ahead by more than"), ((-1, -2, -3), "behind by more than"), ((-1, 0, 2), "within")]
+)
+def test_a_gain_is_told_by_its_standard_error(gains, told):
+    gain = Spread(dict(enumerate(each / 100 for each in gains)))
+    assert f" points from no memory, {told} one standard error (3 seeds)." in _verdict("here", gain, gain, BARE)
+
+
+def test_more_wrong_labels_are_asked_for_by_name():
+    for name, share in {"robustness-noise": 0.1, "robustness-noise-20": 0.2, "robustness-noise-30": 0.3}.items():
+        (experiment,) = (each for each in EXPERIMENTS if each.name == name)
+        assert {arm.settings["data.noise"] for arm in experiment.arms(GLYPHS)} == {share}

@@ -5,6 +5,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from xbm.study.paper.arms import PLAIN_QUEUE, SUMMED
@@ -48,10 +49,10 @@ def recipe_arms(setting: Setting) -> list[Arm]:
     return arms
 
 
-def noise_arms(setting: Setting) -> list[Arm]:
+def noise_arms(setting: Setting, share: float = NOISE["data.noise"]) -> list[Arm]:
     """No memory and `auto` with wrong labels among those trained on; what was chosen was chosen with right ones."""
     return [
-        replace(arm, settings={**arm.settings, **NOISE}, choose=None if arm.choose is None else {"data.noise": 0.0})
+        replace(arm, settings={**arm.settings, "data.noise": share}, choose=None if arm.choose is None else {"data.noise": 0.0})
         for arm in recipe_arms(setting)
         if arm.label.endswith((BARE, OURS))
     ]
@@ -183,7 +184,7 @@ def _verdict(where: str, gain: Spread, ahead: Spread, best: str) -> Claim:
     told = f"{where}: `auto` is {spread(gain, sign=True)} points from no memory"
     if math.isnan(gain.error):
         return Claim(f"{told}; one seed, so nothing is known of its error.")
-    clear = "ahead by more than" if gain.mean > gain.error else "not ahead by more than"
+    clear = "ahead by more than" if gain.mean > gain.error else "behind by more than" if gain.mean < -gain.error else "within"
     beside = "" if best == BARE else f", and {spread(ahead, sign=True)} from the best of the others, `{best}`"
     return Claim(f"{told}, {clear} one standard error{beside} ({len(gain)} seeds).")
 
@@ -230,6 +231,14 @@ EXPERIMENTS = (
     Experiment("robustness", "Every recipe, and no memory", BEYOND, SETTINGS, recipe_arms, draw_recipes),
     Experiment(
         "robustness-noise", "A tenth of the training labels wrong", BEYOND, ("cars", "glyphs"), noise_arms, draw_recipes
+    ),
+    Experiment(
+        "robustness-noise-20", "A fifth of the training labels wrong", BEYOND, ("cars", "glyphs"),
+        partial(noise_arms, share=0.2), draw_recipes,
+    ),
+    Experiment(
+        "robustness-noise-30", "Three tenths of the training labels wrong", BEYOND, ("cars", "glyphs"),
+        partial(noise_arms, share=0.3), draw_recipes,
     ),
     Experiment("robustness-before", "What auto was before", BEYOND, ("cars",), earlier_arms, draw_earlier, elsewhere=False),
     Experiment("robustness-choice", "What auto was chosen from", BEYOND, SETTINGS, candidate_arms, draw_candidates),
