@@ -4,6 +4,7 @@ import errno
 import sys
 import warnings
 from pathlib import Path
+from typing import TextIO
 
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)  # full, or not for this user to write to
 PATH = (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOENT)  # a folder in place of a file, or the other way round
@@ -26,7 +27,14 @@ def told(error: Exception) -> str | None:
     return None
 
 
-def warn(message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: object) -> None:
+def warn(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
     """A warning as one sentence, without the place in the code; those of other packages are theirs."""
     if Path(filename).is_relative_to(Path(__file__).parent):
         print(f"warning: {message}", file=sys.stderr)
@@ -35,7 +43,7 @@ def warn(message: Warning | str, category: type[Warning], filename: str, lineno:
 
 
 def main() -> None:
-    warnings.showwarning = warn  # type: ignore[assignment]
+    warnings.showwarning = warn
     try:
         from xbm.cli import app
     except ModuleNotFoundError as error:
