@@ -55,7 +55,7 @@ def in_doubt(memory: CrossBatchMemory, classes: int) -> Tensor:
 def too_many(memory: CrossBatchMemory, classes: int) -> bool:
     """Whether so many rows lie among others' that none of them is doubted. Waits for the device."""
     found = _among_others(memory.rows.detach(), _labels(memory), classes)
-    return bool(found.sum() > MOST * (memory.stamps >= 0).sum())
+    return bool(_too_many(found, memory.stamps >= 0))
 
 
 def _labels(memory: CrossBatchMemory) -> Tensor:
@@ -94,7 +94,11 @@ def contradicted(rows: Tensor, labels: Tensor, classes: int) -> Tensor:
         labels: (n,), 0 ≤ label < classes, or below 0 for rows that do not count.
     """
     found = _among_others(rows, labels, classes)
-    return found & (found.sum() <= MOST * (labels >= 0).sum())
+    return found & ~_too_many(found, labels >= 0)
+
+
+def _too_many(found: Tensor, counts: Tensor) -> Tensor:
+    return found.sum() > MOST * counts.sum()
 
 
 def _among_others(rows: Tensor, labels: Tensor, classes: int) -> Tensor:
