@@ -22,7 +22,7 @@ def test_spread_is_taken_without_a_gradient():
 
 
 def test_a_collapse_is_said_once():
-    watch = Watch(memory_start=100, remedies=("memory.reduction=balanced",), smaller=True)
+    watch = Watch(memory_start=100, remedies=("memory.reduction=balanced",), smaller=("a smaller memory.ratio",))
     assert watch.look({"step": 9, "mean_cosine": 0.5, "effective_rank": 20.0}) == []
     (said,) = watch.look({"step": 19, "mean_cosine": 0.995, "effective_rank": 20.0})
     assert "iteration 19: the embeddings are collapsing (mean cosine 0.995" in said
@@ -36,7 +36,7 @@ def test_only_what_the_run_lacks_and_can_have_is_advised():
     assert said.endswith(": try a lower optim.lr")
     (said,) = Watch(0, age=20).look(line(drift_10=1.5))
     assert said.endswith("cannot help; try a lower optim.lr or a later memory.start")
-    (said,) = Watch(0, larger=True).look(line(valid_positives_memory=0.0))
+    (said,) = Watch(0, larger=("a larger memory.ratio",)).look(line(valid_positives_memory=0.0))
     assert said.endswith(": try a larger memory.ratio or leaving out classes of a single image")
 
 

@@ -162,8 +162,8 @@ def watch_of(
         by_number and config.reduction == "sum",
         memory.size / rows_per_step / 2,
         tuple(remedies),
-        smaller=config.memory.update == "queue",
-        larger=config.memory.ratio < 1,
+        smaller=("a smaller memory.ratio",) if config.memory.update == "queue" else (),  # a slot an image has one size
+        larger=("a larger memory.ratio",) if config.memory.ratio < 1 else (),
         negatives=len(sizes) > 1,
         positives=bool((sizes > 1).any()),
     )

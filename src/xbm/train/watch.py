@@ -40,7 +40,7 @@ class Watch:
         summed: whether negatives count by their number, however few positives there are.
         age: how many steps old the memory's rows are on average once it is full.
         remedies: settings that hold a memory back and that the run does not have.
-        smaller, larger: whether the memory's size could be.
+        smaller, larger: what to say where the memory could be smaller or larger.
         negatives, positives: whether the training set has pairs of these kinds at all.
     """
 
@@ -48,8 +48,8 @@ class Watch:
     summed: bool = False
     age: float = 0.0
     remedies: tuple[str, ...] = ()
-    smaller: bool = False
-    larger: bool = False
+    smaller: tuple[str, ...] = ()
+    larger: tuple[str, ...] = ()
     negatives: bool = True
     positives: bool = True
     notes: list[tuple[str, str]] = field(default_factory=list)  # (severity, sentence), kept with the run
@@ -65,7 +65,7 @@ class Watch:
             new.append((
                 "collapse",
                 f"iteration {step}: the embeddings are collapsing (mean cosine {cosine:.3f}, effective rank {rank:.1f}): "
-                f"try {either(*self.remedies, 'a lower optim.lr', *self._smaller())}",
+                f"try {either(*self.remedies, 'a lower optim.lr', *self.smaller)}",
             ))  # fmt: skip
         recall = row.get("recall@1", math.nan)
         if not math.isnan(recall):
@@ -106,7 +106,7 @@ class Watch:
             new.append((
                 "alone",
                 f"iteration {step}: the memory held no positive for any anchor, so it can only push: "
-                f"try {either(*self._larger(), 'leaving out classes of a single image')}",
+                f"try {either(*self.larger, 'leaving out classes of a single image')}",
             ))  # fmt: skip
         elif self.summed and negatives > OUTWEIGHED * positives:
             new.append((
@@ -121,15 +121,9 @@ class Watch:
                     "lost",
                     f"iteration {step}: in {delta} steps an image moves by {drift:.2f} (squared distance), and the memory's "
                     f"rows are {self.age:.0f} steps old on average: until it moves less they do not tell where images are, and "
-                    f"cannot help; try {either('a lower optim.lr', 'a later memory.start', *self._smaller())}",
+                    f"cannot help; try {either('a lower optim.lr', 'a later memory.start', *self.smaller)}",
                 ))  # fmt: skip
         return new
-
-    def _smaller(self) -> list[str]:
-        return ["a smaller memory.ratio"] if self.smaller else []
-
-    def _larger(self) -> list[str]:
-        return ["a larger memory.ratio"] if self.larger else []
 
     def state_dict(self) -> dict[str, object]:
         return {"notes": [list(note) for note in self.notes], "before": self.before_memory, "said": sorted(self.said)}
