@@ -88,7 +88,7 @@ In the tables `paper` is Algorithm 1 to the letter: pairs summed, after the warm
 kept as the paper's Table 7 has it for the data set. `official` is what the released code does with a memory: a queue, and its
 loss added to the batch's, pairs summed. Schedule, augmentation, pooling and learning rate are the same for all. On Cars the
 rate is the one that held-out classes choose for no memory, but for ResNet-50 with the contrastive loss: there they choose a
-lower one, at which no memory comes out ten points higher ([results.md](results.md), supplementary Table 3) and `auto` is still
+lower one, at which no memory comes out far higher ([results.md](results.md), supplementary Table 3) and `auto` is still
 ahead of it. No memory with that loss over-trains on Cars: with a tenth of the labels wrong it scores higher than with all of
 them right.
 
