@@ -3,7 +3,6 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
-SRC    := $(shell find src -name '*.py' 2>/dev/null)
 
 .PHONY: install demo test test-all check format bench lock clean
 .DEFAULT_GOAL := help

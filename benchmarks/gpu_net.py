@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.gpu_measure import Call, captured, timed
-from xbm.models import EmbeddingModel, build_model
-from xbm.models.fused import fuse
+from xbm_app.models import EmbeddingModel, build_model
+from xbm_app.models.fused import fuse
 
 TRUNKS = ("googlenet", "resnet50", "efficientnet_lite0")
 

@@ -21,15 +21,15 @@ import numpy as np
 import torch
 
 from benchmarks.gpu_losses import about
-from xbm.data.images import Dataset, ImageSet, Protocol
-from xbm.data.store import prepare
-from xbm.train.config import Config, override
-from xbm.train.console import Console
-from xbm.train.finish import finish
-from xbm.train.job import Job
-from xbm.train.loop import run, steps
-from xbm.train.metrics import Metrics
-from xbm.train.presets import preset
+from xbm_app.data.images import Dataset, ImageSet, Protocol
+from xbm_app.data.store import prepare
+from xbm_app.train.config import Config, override
+from xbm_app.train.console import Console
+from xbm_app.train.finish import finish
+from xbm_app.train.job import Job
+from xbm_app.train.loop import run, steps
+from xbm_app.train.metrics import Metrics
+from xbm_app.train.presets import preset
 
 TRAIN, TEST, SIDE = 59_551, 60_502, 256
 

@@ -19,11 +19,11 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.measure import medians
-from xbm.search.catalogue import FILE as CATALOGUE
-from xbm.search.catalogue import Catalogue
-from xbm.search.neighbours import FILE as CODES
-from xbm.search.neighbours import build, open_neighbours, recall
-from xbm.search.sources import Entry
+from xbm_app.search.catalogue import FILE as CATALOGUE
+from xbm_app.search.catalogue import Catalogue
+from xbm_app.search.neighbours import FILE as CODES
+from xbm_app.search.neighbours import build, open_neighbours, recall
+from xbm_app.search.sources import Entry
 
 ROWS, DIM, QUERIES, K, THREADS = 1_000_000, 128, 200, 10, 2
 SAME = "PQ64x4fs,Refine(SQfp16)"  # what ours is made of

@@ -28,12 +28,12 @@ CLIENTS, SECONDS, IMAGES, ITERATIONS = 50, 30, 20_000, 200
 
 def make_index(folder: Path) -> tuple[Path, list[Path]]:
     """An index of 20,000 glyphs (views of several seeds) by a shortly trained run, and the pictures in it."""
-    from xbm.data.glyphs import read_glyphs
-    from xbm.data.pictures import write_pictures
-    from xbm.search.update import update
-    from xbm.train.config import override
-    from xbm.train.loop import train
-    from xbm.train.presets import preset
+    from xbm_app.data.glyphs import read_glyphs
+    from xbm_app.data.pictures import write_pictures
+    from xbm_app.search.update import update
+    from xbm_app.train.config import override
+    from xbm_app.train.loop import train
+    from xbm_app.train.presets import preset
 
     changes = {"device": "cpu", "optim.iterations": ITERATIONS, "memory.start": 100, "log.checkpoint_every": ITERATIONS}
     train(override(preset("glyphs"), changes), folder / "run", quiet=True)

@@ -10,7 +10,6 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-
 from xbm.study.demo import summary
 from xbm.study.paper.arms import loss_arms
 from xbm.study.paper.experiment import Setting

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tiny import draw_photos, tiny_config
+from tests.tiny import draw_photos, tiny_config
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +45,7 @@ def own_photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def finished(own_photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that nobody may change."""
-    from xbm.train.loop import train
+    from xbm_app.train.loop import train
 
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("finished") / "run"
@@ -56,7 +56,7 @@ def finished(own_photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 @pytest.fixture(scope="session")
 def searchable(own_photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that tells images apart, as `finished` hardly does; nobody may change it either."""
-    from xbm.train.loop import train
+    from xbm_app.train.loop import train
 
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("searchable") / "run"

@@ -34,15 +34,17 @@ def metadata(wheel):
 def test_it_holds_every_module_and_page_the_type_marker_and_the_licence(wheel):
     names = set(wheel.namelist())
     kinds = (".py", ".txt", ".css", ".js", ".html", ".typed")
-    files = {path.relative_to(ROOT / "src").as_posix() for path in (ROOT / "src" / "xbm").rglob("*") if path.suffix in kinds}
+    files = {path.relative_to(ROOT / "src").as_posix() for path in (ROOT / "src").rglob("*") if path.suffix in kinds}
     assert files <= names
-    assert {"xbm/py.typed", "xbm/memory.py", "xbm/serve/page/index.html", "xbm/export/embed_onnx.txt"} <= files
+    assert {"xbm/py.typed", "xbm/memory.py", "xbm_app/serve/page/index.html", "xbm_app/export/embed_onnx.txt"} <= files
     (licence,) = [name for name in names if name.endswith("licenses/LICENSE")]
     assert wheel.read(licence).decode().startswith("MIT License")
 
 
 def test_it_holds_nothing_else(wheel):
-    inside = [name for name in wheel.namelist() if not name.startswith(("xbm/", f"xbm-{xbm.__version__}.dist-info/"))]
+    inside = [
+        name for name in wheel.namelist() if not name.startswith(("xbm/", "xbm_app/", f"xbm-{xbm.__version__}.dist-info/"))
+    ]
     assert inside == []
     assert not [name for name in wheel.namelist() if "__pycache__" in name or "test" in Path(name).name]
 

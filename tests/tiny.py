@@ -12,8 +12,8 @@ import torch
 from PIL import Image
 
 from xbm.__main__ import main
-from xbm.train.config import Config, override
-from xbm.train.presets import preset
+from xbm_app.train.config import Config, override
+from xbm_app.train.presets import preset
 
 SETTINGS: dict[str, Any] = {
     "device": "cpu", "data.resize": 16, "data.crop": 16, "data.augmentation": "shift", "model.dim": 12, "batch.size": 8,

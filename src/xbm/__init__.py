@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from xbm.losses import SupConLoss as SupConLoss
     from xbm.losses import TripletLoss as TripletLoss
     from xbm.memory import CrossBatchMemory as CrossBatchMemory
-    from xbm.train.load import load as load
+    from xbm_app.train.load import load as load
 
 __version__ = "0.1.0"
 
@@ -43,9 +43,9 @@ _HOME = {
     "NPairsLoss": "xbm.losses",
     "SupConLoss": "xbm.losses",
     "TripletLoss": "xbm.losses",
-    "load": "xbm.train.load",
+    "load": "xbm_app.train.load",
 }
-__all__ = ["__version__", *_HOME]
+__all__ = ["__version__", *(name for name, home in _HOME.items() if home.startswith("xbm."))]
 
 
 def __getattr__(name: str) -> object:
@@ -55,4 +55,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted({*__all__, *_HOME})

@@ -1,66 +1,10 @@
-"""`xbm ...` and `python -m xbm ...`: runs the command line; bad input ends in one sentence and exit code 2."""
-
-import errno
-import sys
-import warnings
-from pathlib import Path
-from typing import TextIO
-
-DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)  # full, or not for this user to write to
-PATH = (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOENT)  # a folder in place of a file, or the other way round
-NO_ROOM = ("out of memory", "can't allocate memory", "not enough memory", "size calculation overflowed")  # torch's words
-
-
-def told(error: Exception) -> str | None:
-    """What to say of an error that the user can mend; None for one that is a defect."""
-    from xbm.errors import InputError
-
-    if isinstance(error, InputError):
-        return str(error)
-    if isinstance(error, OSError) and error.errno in (*DISK, *PATH):
-        what, mend = error.filename or "the disk", "make room" if error.errno in DISK else "give another path"
-        return f"{what} cannot be written or read ({error.strerror}): {mend}"
-    if isinstance(error, MemoryError) or any(words in str(error) for words in NO_ROOM):
-        where = "GPU" if "CUDA" in str(error) else "machine"
-        mend = "a smaller batch.size, memory.ratio or model.dim takes less, memory.dtype=bfloat16 halves the memory's rows"
-        return f"the {where} has not enough memory for this: {mend}"
-    return None
-
-
-def warn(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: TextIO | None = None,
-    line: str | None = None,
-) -> None:
-    """A warning as one sentence, without the place in the code; those of other packages are theirs."""
-    if Path(filename).is_relative_to(Path(__file__).parent):
-        print(f"warning: {message}", file=sys.stderr)
-    else:
-        sys.stderr.write(warnings.formatwarning(message, category, filename, lineno))
+"""`xbm ...` and `python -m xbm ...`: forwards to the command line of the applications."""
 
 
 def main() -> None:
-    warnings.showwarning = warn
-    try:
-        from xbm.cli import app
-    except ModuleNotFoundError as error:
-        if error.name not in ("typer", "rich"):
-            raise
-        sys.exit("the command line needs a few more packages: pip install 'xbm[train]'")
+    from xbm_app.main import main as run
 
-    try:
-        app()
-    except Exception as error:
-        if (sentence := told(error)) is None:
-            raise
-        print(f"error: {sentence}", file=sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        print("\ninterrupted", file=sys.stderr)
-        sys.exit(130)
+    run()
 
 
 if __name__ == "__main__":

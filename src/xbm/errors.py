@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+__all__ = ["InputError", "unknown"]
+
 MOST_SHOWN = 16  # names in one message
 
 

@@ -16,8 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from xbm.checks import check_device, check_embeddings, check_integers, sound_rows
-from xbm.engine import has_kernels
 from xbm.errors import InputError, unknown
+from xbm.kernels import has_kernels
+
+__all__ = ["UPDATES", "CrossBatchMemory", "statistics_kept"]
 
 UPDATES = ("queue", "moving_average", "backprop")
 STORAGE = (torch.float64, torch.float32, torch.bfloat16, torch.float16)

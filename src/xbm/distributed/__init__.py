@@ -3,8 +3,8 @@
 from xbm.distributed.gather import Gathered, gather
 from xbm.distributed.launch import together
 from xbm.distributed.loss import GlobalLoss
-from xbm.distributed.ranks import Ranks
+from xbm.distributed.ranks import Ranks, the_ranks
 from xbm.distributed.replicated import ReplicatedMemory
 from xbm.distributed.sharded import ShardedMemory
 
-__all__ = ["Gathered", "GlobalLoss", "Ranks", "ReplicatedMemory", "ShardedMemory", "gather", "together"]
+__all__ = ["Gathered", "GlobalLoss", "Ranks", "ReplicatedMemory", "ShardedMemory", "gather", "the_ranks", "together"]

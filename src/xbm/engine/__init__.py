@@ -1,9 +1,5 @@
 """How anchors meet the bank: one front door, several engines, one oracle. `auto` picks by measurement."""
 
-import os
-from functools import lru_cache
-from importlib.util import find_spec
-
 import torch
 from torch import Tensor
 
@@ -13,24 +9,9 @@ from xbm.engine.pairing import Pairing
 from xbm.engine.terms import Loss
 from xbm.engine.whole import whole
 from xbm.errors import InputError
+from xbm.kernels import HAS_TRITON, INTERPRETED, has_kernels
 
 ENGINES = ("auto", "reference", "streaming", "triton")
-HAS_TRITON = find_spec("triton") is not None
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-
-
-def has_kernels(device: torch.device) -> bool:
-    """Whether the Triton kernels can run there."""
-    if not HAS_TRITON or device.type != "cuda":
-        return False
-    if torch.compiler.is_compiling():  # which reads the properties once, and cannot see through the cache
-        return torch.cuda.get_device_properties(device).major >= 8
-    return _is_recent(device)
-
-
-@lru_cache
-def _is_recent(device: torch.device) -> bool:
-    return torch.cuda.get_device_properties(device).major >= 8
 
 
 def chosen(loss: Loss, anchors: Tensor, rows: Tensor, engine: str) -> str:
@@ -96,4 +77,4 @@ def dense_weights(loss: Loss, S: Tensor, positive: Tensor, negative: Tensor) -> 
         return (found.positive_weights + found.negative_weights).T
 
 
-__all__ = ["ENGINES", "Pairing", "chosen", "compare", "dense_weights", "gradient", "has_kernels"]
+__all__ = ["ENGINES", "Pairing", "chosen", "compare", "dense_weights", "gradient"]

@@ -8,12 +8,13 @@ from xbm.losses.margin import MarginLoss
 from xbm.losses.metric_learning import MetricLearningLoss
 from xbm.losses.multi_similarity import MultiSimilarityLoss
 from xbm.losses.n_pairs import NPairsLoss
-from xbm.losses.pair import PairLoss, PairStats
+from xbm.losses.pair import REDUCTIONS, PairLoss, PairStats
 from xbm.losses.sup_con import SupConLoss
 from xbm.losses.triplet import TripletLoss
 
 __all__ = [
     "LOSSES",
+    "REDUCTIONS",
     "CircleLoss",
     "ContrastiveLoss",
     "LiftedStructureLoss",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -13,8 +13,28 @@ from xbm.errors import InputError
 from xbm.retrieval.inputs import read_embeddings, read_keys
 from xbm.retrieval.metrics import evaluate
 
-if TYPE_CHECKING:
-    from xbm.data.images import Protocol
+
+class Labelled(Protocol):
+    """A set of images, or of anything else, with one label each."""
+
+    @property
+    def labels(self) -> Any: ...
+    def __len__(self) -> int: ...
+
+
+class RetrievalProtocol(Protocol):
+    """How a benchmark is scored: who queries, what is searched, which K are reported."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def query(self) -> Labelled: ...
+    @property
+    def ks(self) -> tuple[int, ...]: ...
+    @property
+    def gallery(self) -> Labelled | None: ...
+    @property
+    def one_per_class(self) -> int: ...
 
 
 def evaluate_one_per_class(
@@ -56,7 +76,7 @@ def evaluate_one_per_class(
 
 
 def score(
-    protocol: Protocol, query_embeddings: Any, gallery_embeddings: Any = None, ranks: Ranks | None = None
+    protocol: RetrievalProtocol, query_embeddings: Any, gallery_embeddings: Any = None, ranks: Ranks | None = None
 ) -> dict[str, float]:
     """Applies a benchmark's protocol to the embeddings of its images, in the order of its sets.
 

@@ -16,10 +16,10 @@ from xbm.engine.terms import Loss, from_spec, scaled
 from xbm.engine.triton import assign as keyed
 from xbm.engine.triton import enqueue as queue
 from xbm.engine.triton.copies import newest_copies
-from xbm.engine.triton.launch import INTERPRETED, Kernel, number, on_device_of
 from xbm.engine.triton.plan import MOST, WIDEST, capacity
 from xbm.engine.triton.step import Found, step
 from xbm.errors import InputError
+from xbm.kernels.launch import INTERPRETED, Kernel, number, on_device_of
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from xbm.engine.triton.enqueue import sound_rows
-from xbm.engine.triton.launch import await_others
+from xbm.kernels.launch import await_others
 
 LEFT_OUT, WRITTEN, NEW = (tl.constexpr(k) for k in (1, 2, 3))  # what became of a row; 0: not asked for, or a later one won
 

@@ -8,10 +8,10 @@ import triton.language as tl
 from torch import Tensor
 
 from xbm.engine.triton import positives
-from xbm.engine.triton.launch import Kernel, await_others, number, on_device_of
 from xbm.engine.triton.plan import MOST, PLACES
 from xbm.engine.triton.positives import place_in_table
 from xbm.engine.triton.tiles import SIZES
+from xbm.kernels.launch import Kernel, await_others, number, on_device_of
 
 
 @triton.jit(do_not_specialize=SIZES)

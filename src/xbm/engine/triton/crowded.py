@@ -9,7 +9,7 @@ not depend on the others, so the sums are those of one long list.
 import triton
 import triton.language as tl
 
-from xbm.engine.triton.launch import await_others
+from xbm.kernels.launch import await_others
 
 from xbm.engine.triton.tiles import (  # isort: skip
     CROWD_NEGATIVES, CROWD_POSITIVES, CROWD_TRIPLETS, CROWD_VALUE, SIZES,

@@ -8,7 +8,7 @@ the counters must not move before everybody has read them. A batch is small, the
 import triton
 import triton.language as tl
 
-from xbm.engine.triton.launch import await_others
+from xbm.kernels.launch import await_others
 
 
 @triton.jit

@@ -8,7 +8,7 @@ anchors' losses, always in the same order.
 import triton
 import triton.language as tl
 
-from xbm.engine.triton.launch import await_others
+from xbm.kernels.launch import await_others
 
 from xbm.engine.triton.tiles import (  # isort: skip
     BALANCED, BOTH, CEILING, CONTRASTIVE, CROWD_NEGATIVES, CROWD_POSITIVES, CROWD_TRIPLETS, CROWD_VALUE, EASIEST_POSITIVE,

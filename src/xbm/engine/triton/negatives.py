@@ -18,7 +18,7 @@ positives met on the way have a gradient of their own, for reductions that weigh
 import triton
 import triton.language as tl
 
-from xbm.engine.triton.launch import await_others
+from xbm.kernels.launch import await_others
 
 from xbm.engine.triton.tiles import (  # isort: skip
     BOTH, CONTRASTIVE, EASIEST_POSITIVE, EXTRA, HARDEST, HARDEST_POSITIVE, INF, MULTI_SIMILARITY, NEGATIVES, NO_SLOT, PULL,

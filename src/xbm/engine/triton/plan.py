@@ -11,6 +11,8 @@ from typing import NamedTuple
 import torch
 import triton
 
+from xbm.kernels.launch import resources
+
 COLUMNS, PARTS = 32, 256  # of a gradient, and of its parts, that are added up at a time
 MOST = (1 << 15) - 2  # anchors: the table numbers them with 16 bits
 PLACES = 1 << 15  # of the table of labels
@@ -100,12 +102,3 @@ def _cut(M: int, programs: int, least: int) -> tuple[int, int]:
     """M rows in at most `programs` equal parts of whole tiles of `least` rows: how many, and of what size."""
     per = max(1, triton.cdiv(triton.cdiv(M, least), max(1, programs))) * least
     return max(1, triton.cdiv(M, per)), per
-
-
-@lru_cache(maxsize=16)
-def resources(device: torch.device) -> tuple[int, int]:
-    """Multiprocessors, and bytes of shared memory that a program may have."""
-    if device.type != "cuda":
-        return 3, 227 * 1024  # the interpreter: a few, so that every reduction has something to reduce
-    found = torch.cuda.get_device_properties(device)
-    return found.multi_processor_count, getattr(found, "shared_memory_per_block_optin", 48 * 1024)

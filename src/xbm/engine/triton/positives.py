@@ -12,8 +12,8 @@ and the kernels that read the list find the anchor's positives by scanning again
 import triton
 import triton.language as tl
 
-from xbm.engine.triton.launch import await_others
 from xbm.engine.triton.tiles import INF, SIZES, own_slots, positives_among, similarities_of_one
+from xbm.kernels.launch import await_others
 
 FREE = tl.constexpr(0)  # places of the table: nobody, the number of an anchor plus one, or several labels
 SEVERAL = tl.constexpr(-1)

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from xbm.engine.triton.finish import is_sound
-from xbm.engine.triton.launch import await_others
+from xbm.kernels.launch import await_others
 
 from xbm.engine.triton.tiles import (  # isort: skip
     CEILING, FLOOR, INF, MULTI_SIMILARITY, NEGATIVE_PEAK, OF_NEGATIVE, OF_POSITIVE, POSITIVE_PEAK, SIZES, TRIPLET,

@@ -21,8 +21,8 @@ from xbm.checks import tolerance
 from xbm.engine.pairing import Pairing
 from xbm.engine.terms import Loss, from_spec
 from xbm.engine.triton import crowded, finish, negatives, positives, rows, tiles
-from xbm.engine.triton.launch import Kernel, number, on_device_of
 from xbm.engine.triton.plan import COLUMNS, PARTS, PLACES, Plan, plan
+from xbm.kernels.launch import Kernel, number, on_device_of
 
 mark, count, enlist, meet, end, spread, clean, crowd = (
     Kernel(each, overlap=True)

@@ -1,0 +1,89 @@
+"""What is still to run: learning rates are chosen first, then the test classes are met once with what was chosen."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from paper.experiment import Arm, Experiment, Setting
+from paper.record import Records, identity, key
+from paper.study import Study
+from xbm_app.train.config import Config
+
+TIMED = {"cost", "beside_queue"}  # measures
+
+
+@dataclass(frozen=True)
+class Task:
+    """One run to make.
+
+    Attributes:
+        chosen: how its learning rate was chosen, for the result file; None where it was given.
+        measures: what to measure beyond training and scores.
+    """
+
+    config: Config
+    chosen: dict[str, Any] | None = None
+    measures: tuple[str, ...] = ()
+
+    @cached_property
+    def key(self) -> str:
+        return key(identity(self.config))
+
+    @property
+    def alone(self) -> bool:
+        """Whether nothing else may use the machine meanwhile."""
+        return bool(TIMED & {*self.measures})
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Attributes:
+    ready: runs that can start now, in the order they should.
+    waiting: how many more there will be once learning rates are chosen.
+    done: how many are there already.
+    """
+
+    ready: list[Task]
+    waiting: int
+    done: int
+
+
+def plan(experiments: Sequence[Experiment], settings: Sequence[Setting], seeds: int, records: Records) -> Plan:
+    """What these experiments still need; a run that several need is planned once, with all that is to be measured on it."""
+    choosing: dict[str, Task] = {}
+    scored: dict[str, Task] = {}
+    there: set[str] = set()
+    waiting = 0
+    arms = [
+        (study, arm)
+        for experiment in experiments
+        for study in (Study(experiment, setting, records) for setting in settings if experiment.suits(setting))
+        for arm in study.arms
+    ]
+    chosen: list[tuple[Arm, Config, dict[str, Any] | None]] = []
+    for study, arm in arms:
+        tried = {key(identity(config)): Task(config) for config in study.choosing(arm)}
+        missing = {each: task for each, task in tried.items() if records.get(each) is None}
+        choosing |= missing
+        there |= tried.keys() - missing.keys()
+        config = None if missing else study.config(arm, 0)
+        if config is None:
+            waiting += min(seeds, arm.seeds or seeds)
+        else:
+            choice = study.choice(arm)
+            chosen.append((arm, config, None if choice is None else choice.told()))
+    for seed in range(seeds):  # outermost: if time runs out, every arm has as many seeds as the others
+        for arm, first, told in chosen:
+            if seed >= (arm.seeds or seeds):
+                continue
+            task = Task(replace(first, seed=seed), told, arm.measures if seed == 0 else ())  # one seed is enough to look at
+            found = records.get(task.key)
+            if found is not None and (found.values.get("failed") or set(task.measures) <= set(found.measures)):
+                there.add(task.key)
+                continue
+            where = choosing if task.key in choosing else scored  # what is scored on held-out classes may be a choosing run too
+            before = where.setdefault(task.key, task)
+            both = dict.fromkeys((*before.measures, *task.measures))
+            where[task.key] = replace(before, measures=tuple(both))
+    return Plan([*choosing.values(), *scored.values()], waiting, len(there))

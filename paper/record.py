@@ -1,0 +1,188 @@
+"""Finished runs as small JSON files: one a run, named by what was run and nothing about the machine it ran on.
+
+Two experiments that need the same run find the same file. What is compared is the whole config, less what cannot change a
+figure (where the data lies, how often checkpoints are written); a setting that came later than a file counts as its default.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from xbm.errors import InputError
+from xbm.losses import LOSSES
+from xbm_app.report.drift_curves import Curves
+from xbm_app.train.config import Config, flat
+from xbm_app.train.files import replacing
+
+FORMAT = 1
+APART = {
+    "preset", "recipe", "device", "data.root", "data.store", "data.feed", "data.skip_problems", "log.checkpoint_every",
+    "log.evaluate_every", "log.wandb", "memory.spread",
+}  # fmt: skip
+USUAL = flat(Config())
+NAMED = ("imagenet", "none")  # weights that are no file
+LATER = {"memory.doubt"}  # settings that came when results had names: at their defaults they are no part of them
+
+
+def identity(config: Config) -> dict[str, Any]:
+    """The settings that a figure depends on, by full name; a file of weights by its bare name."""
+    settings = flat(config)
+    found = {name: _plain(value) for name, value in {**settings, **_unused(settings)}.items() if name not in APART}
+    if found["model.weights"] not in NAMED:
+        found["model.weights"] = Path(found["model.weights"]).name
+    return found
+
+
+def _unused(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings that change nothing in this run, at their defaults: how a memory is kept that is not there, an α that is not
+    used, a reduction of a loss that has but one."""
+    one = getattr(LOSSES.get(settings["loss.name"]), "one_reduction", False)
+    names = ["loss.reduction", "memory.reduction"] if one else []
+    if not settings["memory.ratio"]:
+        names += [name for name in settings if name.startswith("memory.") and name != "memory.ratio"]
+    else:
+        keyed = {"queue": ["memory.momentum", "memory.alpha"], "moving_average": ["memory.alpha"]}
+        names += keyed.get(settings["memory.update"], [])
+    return {name: USUAL[name] for name in names}
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+DEFAULTS = identity(Config())
+
+
+def key(settings: Mapping[str, Any]) -> str:
+    """One text for one run: equal for equal settings, whatever their order, missing and unused ones at their defaults."""
+    return json.dumps(_whole(settings), sort_keys=True)
+
+
+def _whole(settings: Mapping[str, Any]) -> dict[str, Any]:
+    whole = {**DEFAULTS, **settings}
+    return {**whole, **_unused(whole)}
+
+
+def file_name(settings: Mapping[str, Any]) -> str:
+    """A name that a person can read, and a hash that no other run has."""
+    s = _whole(settings)
+    memory = "no-memory" if not s["memory.ratio"] else s["memory.update"].replace("_", "-")
+    loss = s["loss.name"].replace("_", "-")
+    split = "_held-out" if s["data.holdout"] else ""
+    named = {name: value for name, value in s.items() if name not in LATER or value != DEFAULTS[name]}
+    digest = hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()[:10]
+    return f"{s['data.name']}_{s['model.trunk'].replace('/', '-')}_{loss}_{memory}_seed{s['seed']}{split}_{digest}.json"
+
+
+@dataclass(frozen=True)
+class Record:
+    """One finished run.
+
+    Attributes:
+        values: what the file holds; see `work.py`, which writes it.
+    """
+
+    values: Mapping[str, Any]
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return {**DEFAULTS, **self.values["config"]}
+
+    @property
+    def seed(self) -> int:
+        return int(self.config["seed"])
+
+    @property
+    def measures(self) -> Mapping[str, Any]:
+        """What was measured beyond training and scores, by name."""
+        return self.values.get("measures", {})
+
+    def score(self, name: str = "recall@1", protocol: str | None = None) -> float:
+        """A figure of the first protocol, or of the one named; 0 for a run that diverged."""
+        if self.values.get("failed"):
+            return 0.0
+        protocols = self.values["scores"]
+        found = protocols.get(protocol, {}) if protocol is not None else next(iter(protocols.values()), {})
+        return float(found.get(name, float("nan")))
+
+    @property
+    def curves(self) -> Curves:
+        """What was logged while it trained."""
+        return Curves(self.values.get("curves", {}), self.config["optim.decay_at"], self.values.get("iterations", 0))
+
+    def curve(self, name: str) -> tuple[list[float], list[float]]:
+        """(steps, values) of one logged quantity, without its gaps."""
+        return self.curves.curve(name)
+
+
+class Records:
+    """The finished runs of a folder; files that appear later are seen after `refresh`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._read: dict[str, tuple[int, Record]] = {}  # by file name, with the time it was written
+        self._by_key: dict[str, Record] = {}
+        self._by_kind: dict[str, list[Record]] = {}  # runs that differ in their seed alone
+        self.refresh()
+
+    def refresh(self) -> None:
+        found = {}
+        for path in sorted(self.folder.glob("*.json")):
+            if path.name.endswith(".part.json"):  # another process is writing it
+                continue
+            stamp = path.stat().st_mtime_ns
+            known = self._read.get(path.name)
+            found[path.name] = known if known is not None and known[0] == stamp else (stamp, Record(_read(path)))
+        self._read = found
+        self._by_key = {key(record.config): record for _, record in found.values()}
+        self._by_kind = {}
+        for record in self._by_key.values():
+            self._by_kind.setdefault(key({**record.config, "seed": None}), []).append(record)
+
+    def find(self, settings: Mapping[str, Any]) -> Record | None:
+        return self.get(key(settings))
+
+    def get(self, which: str) -> Record | None:
+        """The run with that key, see `key`."""
+        return self._by_key.get(which)
+
+    def seeds(self, settings: Mapping[str, Any]) -> list[Record]:
+        """The runs with these settings whatever their seed, by seed."""
+        return sorted(self._by_kind.get(key({**settings, "seed": None}), []), key=lambda record: record.seed)
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(self._by_key.values())
+
+    def __len__(self) -> int:
+        return len(self._by_key)
+
+    def write(self, values: Mapping[str, Any]) -> Path:
+        """Keeps a finished run; what an earlier run of the same config measured and this one did not is kept too."""
+        values = {name: value for name, value in values.items() if name != "format"}
+        before = self.find(values["config"])
+        if before is not None and not values.get("failed"):
+            values = {**values, "measures": {**before.measures, **values.get("measures", {})}}
+        path = self.folder / file_name(values["config"])
+        older = [name for name, (_, record) in self._read.items() if record is before and name != path.name]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lines = [f"{json.dumps(name)}: {json.dumps(value, ensure_ascii=False)}" for name, value in values.items()]
+        with replacing(path) as beside:  # a line a part: short to read, and a change of one shows as one
+            beside.write_text("{\n" + ",\n".join([f'"format": {FORMAT}', *lines]) + "\n}\n", encoding="utf-8")
+        for name in older:  # the same run under the name it had when there were fewer settings
+            (self.folder / name).unlink(missing_ok=True)
+        self.refresh()
+        return path
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        known = values["format"] <= FORMAT and isinstance(values["config"], dict)
+    except (OSError, ValueError, KeyError, TypeError):
+        raise InputError(f"{path} is no result of `python -m paper run`: mend it or take it away") from None
+    if not known:
+        raise InputError(f"{path} has format {values['format']}, this version reads up to {FORMAT}: upgrade xbm")
+    return values

@@ -1,0 +1,127 @@
+"""One run, from a config to its result file: trains or goes on training, measures, and keeps the figures."""
+
+import gc
+import hashlib
+import platform
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paper import balance  # noqa: F401 (a loss that configs name)
+from paper.classification import LOSS as CROSS_ENTROPY
+from paper.plan import Task
+from paper.record import NAMED, Records, file_name, identity
+from xbm.errors import InputError
+from xbm_app.report.drift_curves import read_columns
+from xbm_app.train.checkpoint import read_checkpoint
+from xbm_app.train.config import Config, override
+from xbm_app.train.files import replacing
+from xbm_app.train.finish import device_name
+from xbm_app.train.task import pick_device
+
+DIVERGED = "the loss is not finite"
+
+
+def execute(task: Task, config: Config, runs: Path, records: Records, beside: int = 1) -> Path:
+    """Makes the run and its result file.
+
+    Args:
+        task: what is run.
+        config: the same with this machine's paths in it.
+        runs: where run folders are made; one that an earlier, interrupted call left is gone on with.
+        beside: how many runs share the machine: their times say little about a run alone.
+    """
+    settings = identity(task.config)
+    folder = runs / file_name(settings).removesuffix(".json")
+    begun = time.monotonic()
+    if task.alone:  # what is timed is timed whole
+        shutil.rmtree(folder, ignore_errors=True)
+    resumed = (folder / "checkpoints" / "last.pt").exists()
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    values: dict[str, Any] = {"config": settings}
+    try:
+        values |= _trained(task, config, folder)
+    except InputError as error:
+        if DIVERGED not in str(error):
+            raise
+        # a rate at which the net diverges is an outcome like any other, and not to be tried again
+        values["failed"] = f"iteration {str(error).split('iteration ', 1)[-1].split(';')[0]}"
+    finally:
+        gc.collect()  # the next run of this process needs the room
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+    path = records.write({
+        **values,
+        "weights": weights_of(config),
+        "chosen": task.chosen,
+        "split": f"{task.config.data.holdout:.0%} of the training classes, held out" if task.config.data.holdout else "test",
+        "precision": precision_of(config),
+        "wall_seconds": None if resumed else round(time.monotonic() - begun, 1),  # of the whole run
+        "runs_beside": beside - 1,
+        "versions": versions(),
+        "device": device_name(pick_device(config.device)),
+        "date": time.strftime("%Y-%m-%d"),
+    })  # fmt: skip
+    shutil.rmtree(folder / "checkpoints", ignore_errors=True)  # hundreds of megabytes a run, and the figures are kept
+    return path
+
+
+def _trained(task: Task, config: Config, folder: Path) -> dict[str, Any]:
+    if config.loss.name == CROSS_ENTROPY:
+        from paper.classification import classify
+
+        return classify(config, folder)
+    from paper.measures import measure, snapshot, stages
+    from xbm_app.train.loop import train
+
+    result: dict[str, Any] = {}
+    for stop in stages(config, task.measures):
+        kept, last = snapshot(folder, config.optim.iterations - stop), folder / "checkpoints" / "last.pt"
+        if kept.exists():
+            continue
+        if last.exists() and read_checkpoint(last)["step"] > stop:  # trained on before this model was wanted: begin again
+            shutil.rmtree(folder)
+        begun = (folder / "config.yaml").exists()
+        result = train(override(config, {"optim.iterations": stop}), folder, resume=begun, quiet=True)
+        if stop < config.optim.iterations:
+            with replacing(kept) as beside:
+                shutil.copy(last, beside)
+    return {
+        "data": result["data"],
+        "iterations": result["iterations"],
+        "scores": {protocol: _rounded(scores) for protocol, scores in result["protocols"].items()},
+        "recall_curve": [round(value, 5) for value in result["curve"]],
+        "curves": read_columns(folder),
+        "seconds_per_iteration": result["seconds_per_iteration"],
+        "peak_memory_bytes": result.get("peak_memory_bytes"),
+        "notes": [text for _, text in result["notes"]],
+        "measures": {each: measure(each, config, folder) for each in task.measures},
+    }
+
+
+def _rounded(scores: dict[str, float]) -> dict[str, float]:
+    return {name: round(value, 6) if isinstance(value, float) else value for name, value in scores.items()}
+
+
+def weights_of(config: Config) -> dict[str, str]:
+    """Which weights the trunk began with: a file by its name and its digest."""
+    path = Path(config.model.weights)
+    if config.model.weights in NAMED or not path.is_file():
+        return {"name": path.name}
+    return {"name": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+
+
+def precision_of(config: Config) -> str:
+    if config.optim.precision != "auto":
+        return config.optim.precision
+    return "bf16" if pick_device(config.device).type == "cuda" else "fp32"
+
+
+def versions() -> dict[str, str]:
+    from xbm import __version__
+
+    return {"xbm": __version__, "python": platform.python_version(), "torch": torch.__version__}

@@ -1,0 +1,245 @@
+"""Runs made side by side: processes that each make one run after the other, within a budget of time, killed with their parent.
+
+A step of a small net keeps a GPU waiting for launches, so several runs on one GPU take little longer than one.
+"""
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from paper.plan import Plan, Task
+from paper.record import Record, Records, file_name, identity
+from xbm.errors import InputError
+from xbm_app.train.config import Config, from_dict, to_dict
+from xbm_app.train.metrics import read_metrics
+
+MARGIN = 1.1  # an estimate is this much too short, to be safe
+PATIENCE = 2.0  # seconds between two looks at the clock
+SILENCE = 30.0  # seconds after which a line says how far the runs are
+
+
+@dataclass
+class Worker:
+    process: BaseProcess
+    pipe: Connection
+    another: Callable[[], "Worker"]  # starts one in its place
+    task: Task | None = None
+    since: float = 0.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of the work: how many runs were made, which failed and why, how many are left."""
+
+    made: int
+    failed: dict[str, str]
+    left: int
+
+
+def run_all(
+    planned: Callable[[], Plan],
+    place: Callable[[Config], Config],
+    records: Records,
+    runs: Path,
+    jobs: int = 1,
+    budget: float = float("inf"),
+    tell: Callable[[str], None] = print,
+) -> Outcome:
+    """Makes every run of the plan, and those that it leads to.
+
+    Args:
+        planned: the plan as the results stand now; asked again whenever a run has ended.
+        place: puts this machine's paths into a config.
+        runs: where run folders are made.
+        jobs: how many runs at a time.
+        budget: seconds. A run that would not end in time by what like ones took here is not begun; what still runs at the end
+            is stopped, and goes on from its last checkpoint the next time.
+    """
+    begun = time.monotonic()
+    made, failed, seen = 0, dict[str, str](), list[Record]()
+    plan, told = planned(), begun
+    with _workers(jobs, runs, records.folder) as workers:
+        while True:
+            busy = [w for w in workers if w.task is not None]
+            running = {w.task.key for w in busy if w.task is not None}
+            ready = [task for task in plan.ready if task.key not in running and task.key not in failed]
+            left = budget - (time.monotonic() - begun)
+            for worker in [w for w in workers if w.task is None]:
+                task = next((t for t in ready if _may_start(t, busy) and MARGIN * estimate(t, seen) <= left), None)
+                if task is None:
+                    break
+                ready.remove(task)
+                worker.task, worker.since = task, time.monotonic()
+                busy.append(worker)
+                worker.pipe.send({"task": pack(task), "config": to_dict(place(task.config)), "beside": jobs})
+            if not busy:
+                return Outcome(made, failed, len(ready) + plan.waiting)
+            if left <= 0:
+                tell(
+                    f"the budget of {budget:.0f} s is spent: {len(busy)} runs are stopped and will go on from their checkpoints"
+                )
+                return Outcome(made, failed, len(ready) + len(busy) + plan.waiting)
+            if time.monotonic() - told > SILENCE:
+                told = time.monotonic()
+                tell("running · " + " · ".join(_where(w, runs) for w in busy))
+            wait([w.pipe for w in busy] + [w.process.sentinel for w in busy], timeout=max(0.0, min(PATIENCE, left)))
+            for worker in busy:
+                said = _heard(worker)
+                if said is None:
+                    continue
+                assert worker.task is not None
+                name, spent = _named(worker.task), time.monotonic() - worker.since
+                if said["error"]:
+                    failed[worker.task.key] = f"{name}: {said['error']}"
+                    tell(f"failed · {name}: {said['error']}")
+                else:
+                    made += 1
+                    records.refresh()
+                    record = records.find(identity(worker.task.config))
+                    seen += [] if record is None else [record]
+                    shown = "" if record is None else _shown(record.values, record.score())
+                    to_go = len(ready) + plan.waiting + len(busy) - 1
+                    rest = (time.monotonic() - begun) / made * to_go
+                    tell(f"{made} made, {to_go} to go, about {rest:.0f} s · {name}{shown} · {spent:.0f} s")
+                worker.task = None
+                if said.get("ended"):
+                    workers[workers.index(worker)] = worker.another()
+                plan = planned()
+
+
+def _may_start(task: Task, busy: list[Worker]) -> bool:
+    """A run whose time is measured has the machine for itself."""
+    return not busy if task.alone else not any(w.task is not None and w.task.alone for w in busy)
+
+
+def estimate(task: Task, seen: Iterable[Record]) -> float:
+    """Seconds that a run will take, by the slowest like it of those seen; 0 where there is none yet."""
+    settings = identity(task.config)
+    like = ("data.name", "model.trunk", "batch.size", "memory.updates_per_step")
+    long = "lemma" in task.measures
+    found = [
+        record.values["wall_seconds"] * max(1.0, task.config.optim.iterations / record.values["iterations"])
+        for record in seen
+        if record.values.get("iterations")
+        and record.values.get("wall_seconds")
+        and (long or "lemma" not in record.measures)
+        and all(record.config[name] == settings[name] for name in like)
+    ]
+    return max(found, default=0.0)
+
+
+def _heard(worker: Worker) -> dict[str, Any] | None:
+    if worker.pipe.poll():
+        try:
+            return worker.pipe.recv()
+        except EOFError:
+            pass
+    if worker.process.is_alive():
+        return None
+    raise InputError(
+        f"the process of {_named(worker.task)} ended by itself (exit code {worker.process.exitcode}): "  # type: ignore[arg-type]
+        "it may have run out of memory; try fewer --jobs. What is done is kept"
+    )
+
+
+def _named(task: Task) -> str:
+    return file_name(identity(task.config)).removesuffix(".json")
+
+
+def _where(worker: Worker, runs: Path) -> str:
+    """How far a run is, by the last line of its metrics."""
+    assert worker.task is not None
+    file = runs / _named(worker.task) / "metrics.csv"
+    rows = read_metrics(file) if file.exists() else []
+    done, total = int(rows[-1]["step"]) + 1 if rows else 0, worker.task.config.optim.iterations
+    return f"{_named(worker.task)} {done}/{total}"
+
+
+def _shown(values: Any, recall: float) -> str:
+    if values.get("failed"):
+        return f": diverged, {values['failed']}"
+    return f": R@1 {100 * recall:.1f}" if values.get("scores") else ""
+
+
+def pack(task: Task) -> dict[str, Any]:
+    return {"config": to_dict(task.config), "chosen": task.chosen, "measures": list(task.measures)}
+
+
+def unpack(packed: dict[str, Any]) -> Task:
+    return Task(from_dict(packed["config"]), packed["chosen"], tuple(packed["measures"]))
+
+
+@contextmanager
+def _workers(jobs: int, runs: Path, results: Path) -> Iterator[list[Worker]]:
+    """Processes that stand ready, and are gone afterwards however this ends."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    os.environ["OMP_NUM_THREADS"] = str(max(1, cores // jobs))  # read by the processes below when they load torch
+    context = multiprocessing.get_context("spawn")
+    workers: list[Worker] = []
+    before = signal.signal(signal.SIGTERM, _interrupt) if threading.current_thread() is threading.main_thread() else None
+
+    def start() -> Worker:
+        here, there = context.Pipe()
+        process = context.Process(target=_serve, args=(there, os.getpid(), str(runs), str(results)), daemon=True)
+        process.start()
+        there.close()
+        return Worker(process, here, start)
+
+    try:
+        for _ in range(jobs):
+            workers.append(start())
+        yield workers
+    finally:
+        for worker in workers:
+            worker.process.terminate()
+        for worker in workers:
+            worker.process.join(10)
+            if worker.process.is_alive():
+                worker.process.kill()
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _serve(pipe: Connection, parent: int, runs: str, results: str) -> None:
+    """The life of a process: makes the runs it is sent, one after the other, until its parent is gone."""
+    threading.Thread(target=_outlive, args=(parent,), daemon=True).start()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    from paper.work import execute
+
+    while True:
+        try:
+            said = pipe.recv()
+        except EOFError:
+            return
+        error, ended = "", False
+        try:
+            records = Records(Path(results))
+            execute(unpack(said["task"]), from_dict(said["config"]), Path(runs), records, said["beside"])
+        except InputError as trouble:
+            error = str(trouble)
+        except Exception as trouble:  # one run's bug must not take the others with it; told as it is
+            traceback.print_exc()
+            error, ended = f"{type(trouble).__name__}: {trouble}", True  # its device may be of no use to this process any more
+        pipe.send({"error": error, "ended": ended})
+        if ended:
+            return
+
+
+def _outlive(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)

@@ -1,6 +1,0 @@
-"""Embedding models: trunks with ImageNet weights, pooling, and a linear head onto the unit sphere."""
-
-from xbm.models.embedding import POOLINGS, EmbeddingModel, build_model, freeze_batch_norm, parameter_groups
-from xbm.models.trunks import TRUNKS
-
-__all__ = ["POOLINGS", "TRUNKS", "EmbeddingModel", "build_model", "freeze_batch_norm", "parameter_groups"]

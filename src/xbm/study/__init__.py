@@ -1,1 +1,0 @@
-"""Experiments: many runs put together to show something."""

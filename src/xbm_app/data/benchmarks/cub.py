@@ -1,0 +1,87 @@
+"""CUB-200-2011: 200 species of birds; the first 100 train, the others test. Bounding boxes are not used."""
+
+from pathlib import Path
+
+from xbm.errors import InputError
+from xbm_app.data.benchmarks.benchmark import Benchmark, Count
+from xbm_app.data.images import Dataset, Protocol
+from xbm_app.data.listing import (
+    Row,
+    class_order,
+    image_set,
+    inside,
+    read_lines,
+    refuse_two_labels,
+    split_fields,
+    whole_number,
+)
+
+KS = (1, 2, 4, 8, 16, 32)
+TRAIN_CLASSES = 100
+COUNTS = {"train": Count(5_864, 100), "test": Count(5_924, 100)}
+
+
+def read(root: Path) -> Dataset:
+    """Reads images.txt, image_class_labels.txt and classes.txt (train_test_split.txt is for classification only)."""
+    names = _classes(root / "classes.txt")
+    paths = dict(_numbered(root / "images.txt", "image_id image_name"))
+    train: list[Row] = []
+    test: list[Row] = []
+    for image, (text, where) in _numbered(root / "image_class_labels.txt", "image_id class_id"):
+        label = whole_number(text, "class_id", where)
+        if label not in names or image not in paths:
+            other = "classes.txt" if label not in names else "images.txt"
+            raise InputError(f"{where}: names an id that {other} does not have; get both files anew")
+        path, place = paths.pop(image)
+        half = train if label <= TRAIN_CLASSES else test
+        half.append(Row("images/" + inside(path, place), names[label], where))
+    if paths:
+        path, place = next(iter(paths.values()))
+        raise InputError(f"{place}: {path} has no label in image_class_labels.txt; get both files anew")
+    refuse_two_labels(train + test)
+    query = image_set("cub test", root, test, class_order(test))
+    return Dataset("cub", image_set("cub train", root, train, class_order(train)), (Protocol("test", query, KS),))
+
+
+def _numbered(file: Path, columns: str) -> list[tuple[int, tuple[str, str]]]:
+    """(id, (text, where)) of each line; an id that occurs twice is an error."""
+    hint = "point --root at the folder that holds images.txt (CUB_200_2011)"
+    seen: dict[int, str] = {}
+    rows = []
+    for where, line in read_lines(file, hint):
+        number, text = split_fields(line, columns, where)
+        identity = whole_number(number, columns.split()[0], where)
+        if identity in seen:
+            raise InputError(f"{where}: id {identity} already stands in {seen[identity]}; get the file anew")
+        seen[identity] = where
+        rows.append((identity, (text, where)))
+    return rows
+
+
+def _classes(file: Path) -> dict[int, str]:
+    names: dict[int, str] = {}
+    places: dict[str, str] = {}
+    for number, (name, where) in _numbered(file, "class_id class_name"):
+        if name in places:
+            raise InputError(f"{where}: class {name!r} already stands in {places[name]}; get the file anew")
+        names[number] = name
+        places[name] = where
+    return names
+
+
+CUB = Benchmark(
+    name="cub",
+    title="CUB-200-2011",
+    source="Wah et al., Caltech 2011: https://www.vision.caltech.edu/datasets/cub_200_2011/",
+    terms="non-commercial research and education; the photographs belong to their authors",
+    layout=(
+        "images.txt                  `image_id image_name`\n"
+        "image_class_labels.txt      `image_id class_id`\n"
+        "classes.txt                 `class_id class_name`\n"
+        "images/NNN.Species/*.jpg    the images"
+    ),
+    ks=KS,
+    paper=COUNTS,
+    release=COUNTS,
+    read=read,
+)

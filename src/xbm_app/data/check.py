@@ -1,0 +1,246 @@
+"""Finds what is wrong with a data set before hours are spent training on it, and takes out what can be taken out."""
+
+import hashlib
+import os
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+from PIL import Image
+
+from xbm.errors import InputError
+from xbm_app.data.images import Dataset, ImageSet
+from xbm_app.progress import track
+
+MIN_SIDE = 16  # pixels: below this a crop of 224 is all interpolation
+
+KINDS = {
+    "missing": "not there",
+    "unreadable": "not readable as an image",
+    "tiny": f"with a side under {MIN_SIDE} pixels",
+    "duplicate": "of training with the same bytes as a test image",
+    "single": "without another of the same training class, so without a positive pair",
+    "unmatched": "in testing without another image of its class to find",
+}
+BROKEN = ("missing", "unreadable")
+
+T = TypeVar("T", bound=Hashable)
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing wrong with one image.
+
+    Attributes:
+        kind: a key of KINDS.
+        part: the name of the set it is in.
+        index: its position in that set.
+        text: the image and, where there is more to say, the reason.
+    """
+
+    kind: str
+    part: str
+    index: int
+    text: str
+
+
+@dataclass(frozen=True)
+class _File:
+    """What opening a file told: its size in bytes and pixels, or why it could not be opened."""
+
+    bytes: int = 0
+    width: int = 0
+    height: int = 0
+    kind: str = ""
+    error: str = ""
+
+
+def parts(dataset: Dataset) -> dict[str, ImageSet]:
+    """The sets of a data set by their short names: train, then test, or query and gallery."""
+    found = {"train": dataset.train}
+    for protocol in dataset.protocols:
+        for images in (protocol.query, protocol.gallery):
+            if images is not None:
+                found[images.name.removeprefix(f"{dataset.name} ")] = images
+    return found
+
+
+def check_dataset(dataset: Dataset, quiet: bool = False) -> list[Problem]:
+    """Opens every image and lists what is wrong: see KINDS. Nothing is changed; `skip_problems` does that.
+
+    Files that are only named by a list and shared by several sets are opened once. Byte-for-byte duplicates are looked
+    for between training and testing, among files of equal size.
+    """
+    sets = parts(dataset)
+    paths = sorted({path for images in sets.values() for path in _paths(images)})
+    files = dict(zip(paths, _parallel(_open, paths, "opening images", quiet)))
+    problems = [problem for images in sets.values() for problem in _file_problems(images, files)]
+    problems += _duplicates(sets, files, quiet)
+    dropped = {(problem.part, problem.index) for problem in problems}
+    problems += _singles(dataset.train, dropped)
+    seen: set[tuple[str, int]] = set()
+    for protocol in dataset.protocols:
+        for problem in _unmatched(protocol.query, protocol.gallery):
+            if (problem.part, problem.index) not in seen:
+                seen.add((problem.part, problem.index))
+                problems.append(problem)
+    return problems
+
+
+def report(problems: Sequence[Problem], limit: int = 20) -> str:
+    """The problems as text: a headline for each kind, the first `limit` images, then how many more there are."""
+    lines = []
+    for kind, meaning in KINDS.items():
+        texts = list(dict.fromkeys(problem.text for problem in problems if problem.kind == kind))
+        if texts:
+            lines.append(f"{len(texts):,} {'image' if len(texts) == 1 else 'images'} {meaning}:")
+            lines += listed(texts, limit)
+    return "\n".join(lines)
+
+
+def listed(texts: Sequence[str], limit: int = 20) -> list[str]:
+    """The first `limit` texts, indented, then how many more there are."""
+    more = [f"  ... and {len(texts) - limit:,} more"] if len(texts) > limit else []
+    return [f"  {text}" for text in texts[:limit]] + more
+
+
+def skip_problems(dataset: Dataset, problems: Iterable[Problem]) -> Dataset:
+    """The data set without what is wrong with it.
+
+    Broken images leave every set. Tiny images, duplicates of test images and classes of one image leave training only:
+    testing keeps whatever can be opened, so that its numbers stay comparable.
+    """
+    drop: dict[str, set[int]] = defaultdict(set)
+    for problem in problems:
+        if problem.kind in BROKEN or problem.part == dataset.train.name:
+            drop[problem.part].add(problem.index)
+    done: dict[str, ImageSet] = {}
+
+    def kept(images: ImageSet) -> ImageSet:
+        if images.name not in done:
+            done[images.name] = _without(images, drop[images.name])
+        return done[images.name]
+
+    train = kept(dataset.train)
+    return Dataset(
+        dataset.name,
+        train.select(np.arange(len(train))) if drop[train.name] else train,
+        tuple(
+            replace(
+                protocol,
+                query=kept(protocol.query),
+                gallery=None if protocol.gallery is None else kept(protocol.gallery),
+            )
+            for protocol in dataset.protocols
+        ),
+    )
+
+
+def _without(images: ImageSet, drop: set[int]) -> ImageSet:
+    """The set less some images, its class numbers untouched: query and gallery share them."""
+    if not drop:
+        return images
+    keep = np.array([index for index in range(len(images)) if index not in drop], dtype=np.int64)
+    if not len(keep):
+        raise InputError(f"{images.name}: no image is left once the broken ones are skipped; mend the data")
+    return replace(
+        images,
+        labels=images.labels[keep],
+        paths=None if images.paths is None else [images.paths[i] for i in keep],
+        boxes=None if images.boxes is None else images.boxes[keep],
+        pixels=None if images.pixels is None else images.pixels[keep],
+    )
+
+
+def _paths(images: ImageSet) -> list[Path]:
+    if images.paths is None or images.root is None:
+        return []
+    return [images.root / path for path in images.paths]
+
+
+def _open(path: Path) -> _File:
+    try:
+        with Image.open(path) as file:
+            width, height = file.size
+            if file.getexif().get(0x0112) in (5, 6, 7, 8):  # orientations that lay the picture on its side
+                width, height = height, width
+            file.draft("RGB", (64, 64))  # a JPEG is decoded small, yet to its last byte
+            file.load()
+        return _File(path.stat().st_size, width, height)
+    except (FileNotFoundError, NotADirectoryError):
+        return _File(kind="missing")
+    except Exception as error:  # a damaged file can raise nearly anything
+        return _File(kind="unreadable", error=str(error).replace(str(path), "it"))
+
+
+def _file_problems(images: ImageSet, files: dict[Path, _File]) -> list[Problem]:
+    problems = []
+    for index, path in enumerate(_paths(images)):
+        file, name = files[path], images.describe(index)
+        if file.kind:
+            text = f"{name}: {file.error}" if file.error else name
+            problems.append(Problem(file.kind, images.name, index, text))
+            continue
+        width, height = file.width, file.height
+        if images.boxes is not None:
+            left, top, right, bottom = images.boxes[index].tolist()
+            box = f"{name}: box {left}, {top}, {right}, {bottom} in a picture of {width} × {height}"
+            width, height = min(right, width) - max(left, 0), min(bottom, height) - max(top, 0)
+            if min(width, height) <= 0 or right <= left or bottom <= top:
+                problems.append(Problem("unreadable", images.name, index, f"{box} shows nothing"))
+                continue
+        if min(width, height) < MIN_SIDE:
+            problems.append(Problem("tiny", images.name, index, f"{name}: {width} × {height}"))
+    return problems
+
+
+def _duplicates(sets: dict[str, ImageSet], files: dict[Path, _File], quiet: bool) -> list[Problem]:
+    train = set(_paths(sets["train"]))
+    tested = {path for part, images in sets.items() if part != "train" for path in _paths(images)}
+    sizes = {files[path].bytes for path in train} & {files[path].bytes for path in tested} - {0}
+    suspects = sorted(path for path in train | tested if files[path].bytes in sizes)
+    digests = dict(zip(suspects, _parallel(_digest, suspects, "comparing files", quiet)))
+    twins = {digests[path]: path for path in suspects if path in tested}
+    problems = []
+    for index, path in enumerate(_paths(sets["train"])):
+        twin = twins.get(digests.get(path, b""))
+        if twin is not None:
+            text = f"{sets['train'].describe(index)} = {os.path.relpath(twin, sets['train'].root)}"
+            problems.append(Problem("duplicate", sets["train"].name, index, text))
+    return problems
+
+
+def _digest(path: Path) -> bytes:
+    return hashlib.blake2b(path.read_bytes()).digest()
+
+
+def _singles(train: ImageSet, dropped: set[tuple[str, int]]) -> list[Problem]:
+    """Training images that are alone in their class once the other problems are out of the way."""
+    kept = [index for index in range(len(train)) if (train.name, index) not in dropped]
+    sizes = np.bincount(train.labels[kept], minlength=train.num_classes)
+    return [
+        Problem("single", train.name, index, f"{train.describe(index)} ({train.class_names[train.labels[index]]})")
+        for index in kept
+        if sizes[train.labels[index]] == 1
+    ]
+
+
+def _unmatched(query: ImageSet, gallery: ImageSet | None) -> list[Problem]:
+    searched = query if gallery is None else gallery
+    sizes = np.bincount(searched.labels, minlength=max(query.num_classes, searched.num_classes))
+    enough = 2 if gallery is None else 1  # without a gallery an image meets its own class, itself left out
+    return [
+        Problem("unmatched", query.name, int(index), query.describe(int(index)))
+        for index in np.flatnonzero(sizes[query.labels] < enough)
+    ]
+
+
+def _parallel(work: Callable[[T], R], items: Sequence[T], description: str, quiet: bool) -> list[R]:
+    """Threads, since decoding and hashing let go of the interpreter."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(track(pool.map(work, items), description, total=len(items), quiet=quiet))

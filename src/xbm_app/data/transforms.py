@@ -1,0 +1,280 @@
+"""From decoded pixels to what the model sees: resize once, cut a window out of it, flip, normalise.
+
+Where the window lies is a function of (seed, step, instance id) alone, so workers, ranks and devices agree on it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.nn import functional as F
+
+from xbm.errors import InputError, unknown
+from xbm_app.data.samplers import scramble, stream
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+KINDS = ("crop", "resized_crop", "shift", "none")
+MODES = ("square", "shorter")
+LONGEST = 4  # a stored image is at most this many times as long as wide
+TRIES, FIRST_TRY = 10, 3  # of a random resized crop; the draws before are flip, top, left
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """What happens to an image before the model sees it. The default is the paper's; `OFFICIAL` is its released code's.
+
+    Attributes:
+        kind: in training,
+            "crop": a random window of `crop`² out of `resize`²;
+            "resized_crop": the shorter side becomes `resize`, then a random part, `scale` of the area and of aspect 3:4
+            to 4:3, becomes `crop`²;
+            "shift": the centre window of `crop`² out of `resize`², moved by up to `padding` pixels each way, edge pixels
+            repeated;
+            "none": the centre window, as always in testing.
+        flip: whether every other image is mirrored in training.
+        mean, std: of the channels, for pixels from 0 to 1.
+        channels: 3, or 1 for grey.
+    """
+
+    kind: str = "crop"
+    resize: int = 256
+    crop: int = 224
+    flip: bool = True
+    padding: int = 0
+    scale: tuple[float, float] = (0.2, 1.0)
+    mean: tuple[float, ...] = IMAGENET_MEAN
+    std: tuple[float, ...] = IMAGENET_STD
+    channels: int = 3
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise unknown("augmentation", self.kind, KINDS)
+        if not 1 <= self.crop <= self.resize:
+            raise InputError(f"a crop of {self.crop} cannot be cut from {self.resize} pixels: crop must be 1 to resize")
+        if self.channels not in (1, 3):
+            raise InputError(f"images have 1 or 3 channels, not {self.channels}")
+        if not len(self.mean) == len(self.std) == self.channels:
+            raise InputError(
+                f"mean and std have {len(self.mean)} and {len(self.std)} values: give {self.channels}, one a channel"
+            )
+        if min(self.std) <= 0:
+            raise InputError(f"std must be above 0, not {min(self.std)}")
+        if self.padding < 0 or (self.padding and self.kind != "shift"):
+            raise InputError("padding is for kind 'shift' and counts pixels: leave it at 0 or set kind")
+        if not 0 < self.scale[0] <= self.scale[1] <= 1:
+            raise InputError(f"scale {self.scale} must be two fractions of the area, the smaller one first")
+
+    @property
+    def mode(self) -> str:
+        """How the image is resized before the window is cut: see `fit`."""
+        return "shorter" if self.kind == "resized_crop" else "square"
+
+
+PAPER = Augmentation()
+OFFICIAL = Augmentation(kind="resized_crop")
+
+
+def fit(image: Image.Image, size: int, mode: str) -> np.ndarray:
+    """The image resized, as every feed starts from it.  # (h, w, 3) uint8
+
+    "square" makes it size × size; "shorter" keeps the aspect and makes the shorter side `size`, after cutting what is
+    more than four times as long as wide down to its centre, so that no strip of a picture takes gigabytes.
+    """
+    width, height = image.size
+    if mode == "square":
+        shape = (size, size)
+    else:
+        long = min(max(width, height), LONGEST * min(width, height))
+        if long < max(width, height):
+            left, top = max(0, (width - long) // 2), max(0, (height - long) // 2)
+            image = image.crop((left, top, min(width, left + long), min(height, top + long)))
+            width, height = image.size
+        shape = (size, size * height // width) if width <= height else (size * width // height, size)
+    if image.size != shape:
+        image = image.resize(shape, Image.Resampling.BILINEAR)
+    return np.asarray(image)
+
+
+def as_channels(pixels: np.ndarray, channels: int) -> np.ndarray:
+    """Pixels (h, w) or (h, w, 1 or 3) with `channels` channels; grey is the luma that Pillow computes.  # (h, w, C)"""
+    if pixels.ndim == 2:
+        pixels = pixels[..., None]
+    if pixels.shape[2] == channels:
+        return pixels
+    if channels == 3:
+        return np.ascontiguousarray(np.broadcast_to(pixels, (*pixels.shape[:2], 3)))
+    luma = pixels.astype(np.int32) @ np.array([19595, 38470, 7471], np.int32)
+    return ((luma + 0x8000) >> 16).astype(np.uint8)[..., None]
+
+
+class Windows(NamedTuple):
+    """Which part of each image is cut out, in its pixels, and whether it is mirrored: five (B,) int64 tensors."""
+
+    top: Tensor
+    left: Tensor
+    height: Tensor
+    width: Tensor
+    flip: Tensor
+
+
+def centre_params(heights: Tensor, widths: Tensor, augmentation: Augmentation) -> Windows:
+    """The windows of testing: the centre, not mirrored."""
+    size = torch.full_like(heights, augmentation.crop)
+    return Windows((heights - size) // 2, (widths - size) // 2, size, size, torch.zeros_like(heights))
+
+
+def crop_params(
+    seed: int, step: int | Tensor, ids: Tensor, heights: Tensor, widths: Tensor, augmentation: Augmentation
+) -> Windows:
+    """The windows of training at `step`, one an instance.
+
+    All tensors are (B,) int64 on one device, where `step` may be too: nothing waits for the host, and every device gives
+    the same windows, bit for bit.
+    """
+    lanes = FIRST_TRY + (2 * TRIES if augmentation.kind == "resized_crop" else 0)
+    draws = scramble(stream(seed, step, ids)[:, None] ^ torch.arange(lanes, device=ids.device))  # (B, lanes)
+
+    def below(count: Tensor | int, lane: int) -> Tensor:
+        """A number from 0 to count - 1."""
+        return (((draws[:, lane] >> 33) & 0x7FFFFFFF) * count) >> 31
+
+    top, left, height, width, flip = centre_params(heights, widths, augmentation)
+    if augmentation.flip and augmentation.kind != "none":
+        flip = below(2, 0)
+    if augmentation.kind == "resized_crop":
+        height, width, fits = _parts(draws[:, FIRST_TRY:], heights, widths, augmentation)
+        top = torch.where(fits, below(heights - height + 1, 1), (heights - height) // 2)
+        left = torch.where(fits, below(widths - width + 1, 2), (widths - width) // 2)
+    elif augmentation.kind == "crop":
+        top, left = below(heights - height + 1, 1), below(widths - width + 1, 2)
+    elif augmentation.kind == "shift":
+        moves = 2 * augmentation.padding + 1
+        top, left = top + below(moves, 1) - augmentation.padding, left + below(moves, 2) - augmentation.padding
+    return Windows(top, left, height, width, flip)
+
+
+def _parts(draws: Tensor, heights: Tensor, widths: Tensor, augmentation: Augmentation) -> tuple[Tensor, Tensor, Tensor]:
+    """Heights and widths of random resized crops, and whether a try fitted; where none did, the largest part not too long.
+
+    The scheme is torchvision's. All operations are correctly rounded ones, so that every device agrees; hence no logarithm,
+    and no division by a number, which some devices turn into a product.
+
+    Args:
+        draws: (B, 2·TRIES) random words.
+    """
+    low, high = augmentation.scale
+    units = ((draws >> 11) & ((1 << 53) - 1)).double() * 2.0**-53  # in [0, 1)
+    area = (heights * widths)[:, None] * (low + (high - low) * units[:, :TRIES])
+    # (1 + t) / (1 - t), t uniform in ±1/7, runs from 3/4 to 4/3 and is log-uniform within 2 %.
+    t = (2 * units[:, TRIES:] - 1) * (1 / 7)
+    tries = torch.stack([area * (1 - t) / (1 + t), area * (1 + t) / (1 - t)]).sqrt().add(0.5).floor().long()
+    largest = torch.stack([heights, widths])
+    fits = ((tries >= 1) & (tries <= largest[..., None])).all(dim=0)  # (B, TRIES)
+    chosen = tries.gather(2, fits.int().argmax(dim=1)[None, :, None].expand(2, -1, 1))[..., 0]  # the first that fits
+    found = fits.any(dim=1)
+    fallback = torch.minimum(largest, (largest.flip(0) * 8 + 3) // 6)
+    height, width = torch.where(found, chosen, fallback)
+    return height, width, found
+
+
+def cut(images: Sequence[np.ndarray], windows: Windows, augmentation: Augmentation) -> Tensor:
+    """Windows of images in main memory, mirrored, normalised.
+
+    Args:
+        images: B arrays (h, w, C) uint8, contiguous, C = augmentation.channels.
+
+    Returns:
+        (B, C, crop, crop) float32 in channels-last order, which is the order of the pixels.
+    """
+    size, C = augmentation.crop, augmentation.channels
+    offset, gain = (np.tile(each, size) for each in normalisation(augmentation))
+    mirrored = np.arange(size * C).reshape(size, C)[::-1].reshape(-1)
+    # NumPy asks for huge pages where torch does not: a fresh batch of torch's costs twice as much in page faults as all
+    # the arithmetic.
+    out = np.empty((len(images), size, size * C), np.float32)
+    for image, row, top, left, height, width, flip in zip(images, out, *(each.tolist() for each in windows)):
+        pixels = _window(image, top, left, height, width, size)
+        if flip:
+            pixels = pixels.take(mirrored, axis=1)
+        np.subtract(pixels, offset, out=row)
+        np.multiply(row, gain, out=row)
+    return torch.from_numpy(out.reshape(len(images), size, size, C)).permute(0, 3, 1, 2)
+
+
+def normalisation(augmentation: Augmentation) -> tuple[np.ndarray, np.ndarray]:
+    """(pixel - offset) · gain, in float32, is (pixel / 255 - mean) / std.  # (C,), (C,)"""
+    mean, std = np.array(augmentation.mean), np.array(augmentation.std)
+    return (255 * mean).astype(np.float32), (1 / (255 * std)).astype(np.float32)
+
+
+def _window(image: np.ndarray, top: int, left: int, height: int, width: int, size: int) -> np.ndarray:
+    """The window of one image as rows of bytes, a view where possible.  # (size, size·C) uint8"""
+    h, w, C = image.shape
+    if (height, width) != (size, size):
+        part = torch.from_numpy(image[top : top + height, left : left + width].copy())
+        part = part[None].permute(0, 3, 1, 2)  # in this order torch sees channels-last and answers in kind
+        part = F.interpolate(part, (size, size), mode="bilinear", antialias=True, align_corners=False)
+        return part.permute(0, 2, 3, 1).numpy().reshape(size, size * C)
+    if 0 <= top <= h - size and 0 <= left <= w - size:
+        return image.reshape(h, w * C)[top : top + size, left * C : (left + size) * C]
+    rows, columns = np.clip(top + np.arange(size), 0, h - 1), np.clip(left + np.arange(size), 0, w - 1)
+    return image.take(rows, axis=0).take(columns, axis=1).reshape(size, size * C)
+
+
+def cut_resident(
+    table: Tensor,
+    starts: Tensor,
+    heights: Tensor,
+    widths: Tensor,
+    windows: Windows,
+    size: int,
+    norm: tuple[Tensor, Tensor],
+    reach: int = 0,
+) -> Tensor:
+    """`cut` for images that lie on a device one after the other: a few kernels for all of them, no wait for the host.
+
+    Equal to `cut` bit for bit, except that a resized window may be one grey level off (its sums are rounded elsewhere).
+
+    Args:
+        table: (pixels of all images, C) uint8.
+        starts: (B,) the first pixel of each image in `table`.
+        heights, widths: (B,) of the images.
+        norm: `normalisation` on the device.
+        reach: 0 where every window is size × size; else no window is longer, and all are resized.
+    """
+    offset, gain = norm
+    step = torch.arange(reach or size, device=table.device)
+    column = step.expand(len(starts), -1)
+    if not reach:
+        column = torch.where(windows.flip[:, None] > 0, size - 1 - column, column)
+    rows = (windows.top[:, None] + step).clamp(min=0).minimum(heights[:, None] - 1)
+    columns = (windows.left[:, None] + column).clamp(min=0).minimum(widths[:, None] - 1)
+    pixels = table[starts[:, None, None] + rows[:, :, None] * widths[:, None, None] + columns[:, None, :]]
+    if reach:
+        with torch.autocast(table.device.type, enabled=False):
+            down = _resample(windows.height, torch.zeros_like(windows.flip), size, reach)
+            across = _resample(windows.width, windows.flip, size, reach)
+            resized = down[:, None] @ pixels.permute(0, 3, 1, 2).float() @ across[:, None].mT  # (B, C, size, size)
+        pixels = resized.round_().permute(0, 2, 3, 1).contiguous()
+    return torch.sub(pixels, offset).mul_(gain).permute(0, 3, 1, 2)
+
+
+def _resample(length: Tensor, flip: Tensor, size: int, reach: int) -> Tensor:
+    """Weights that resize the first `length` of `reach` pixels to `size`: bilinear, antialiased.  # (B, size, reach)"""
+    scale = length.float()[:, None, None] / size
+    out = torch.arange(size, device=length.device).expand(len(length), -1)
+    out = torch.where(flip[:, None] > 0, size - 1 - out, out)
+    source = torch.arange(reach, device=length.device)
+    distance = (source + 0.5 - (out[..., None] + 0.5) * scale).abs() / scale.clamp(min=1)
+    weight = (1 - distance).clamp(min=0) * (source < length[:, None, None])
+    return weight / weight.sum(-1, keepdim=True)
+
+
+def longest_window(augmentation: Augmentation) -> int:
+    """The `reach` of training windows: 0 where none is resized, else 4/3 of the shorter side and room to round."""
+    return -(-augmentation.resize * 4 // 3) + 1 if augmentation.kind == "resized_crop" else 0

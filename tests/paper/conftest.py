@@ -1,0 +1,30 @@
+"""Shared by the tests of the paper's experiments."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from paper.blocks import Block
+from paper.record import Records
+from paper.registry import EXPERIMENTS
+from paper.study import Study
+from tests.paper.made_up import CARS, carry_out
+
+
+@pytest.fixture(autouse=True)
+def _nothing_waits_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hundreds of small files are written here; that they are synced is tested elsewhere."""
+    monkeypatch.setattr("xbm_app.train.files._sync", lambda path: None)
+
+
+@pytest.fixture
+def drawn(tmp_path: Path) -> Callable[[str], list[Block]]:
+    """What an experiment shows of made-up runs on Cars."""
+
+    def draw(name: str) -> list[Block]:
+        records = Records(tmp_path)
+        carry_out([EXPERIMENTS[name]], [CARS], 1, records)
+        return EXPERIMENTS[name].draw("cars", [Study(EXPERIMENTS[name], CARS, records)])
+
+    return draw

@@ -1,0 +1,100 @@
+import subprocess
+import sys
+
+import pytest
+
+from paper import workers
+from paper.record import Records, identity
+from paper.workers import Outcome
+from tests.tiny import xbm
+from xbm_app.train.presets import preset
+
+ABOUT = {"date": "2026-01-31", "device": "cpu", "precision": "fp32"}
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What would have been run."""
+    found = {}
+
+    def run_all(planned, place, records, runs, jobs=1, budget=float("inf"), tell=print):
+        found.update(plan=planned(), place=place, records=records, runs=runs, jobs=jobs, budget=budget)
+        return found.get("outcome", Outcome(0, {}, 0))
+
+    monkeypatch.setattr(workers, "run_all", run_all)
+    return found
+
+
+def test_the_list_names_every_experiment(tmp_path):
+    code, out, err = xbm("paper", "--results", tmp_path)
+    assert code == 0, err
+    assert all(name in out for name in ("table-1", "s-table-7", "figure-1", "lemma-1", "smoke")) and "Table 2" in out
+
+
+def test_run_passes_on_what_it_is_told(asked, tmp_path):
+    (tmp_path / "cars").mkdir()
+    words = ("paper", "run", "s-table-3", "--data", f"cars={tmp_path / 'cars'}", "--trunk", "efficientnet_lite0", "--seeds", 2)
+    code, out, err = xbm(*words, "--jobs", 3, "--budget", 500, "--results", tmp_path / "r", "--runs", tmp_path / "runs")
+    assert code == 0, err
+    assert len(asked["plan"].ready) == 18 and asked["plan"].waiting == 12  # six rows, three rates, two seeds
+    assert (asked["jobs"], asked["budget"], asked["runs"], asked["records"].folder) == (
+        3,
+        500,
+        tmp_path / "runs",
+        tmp_path / "r",
+    )
+    assert asked["place"](asked["plan"].ready[0].config).data.root == str(tmp_path / "cars")
+    assert "0 runs are there, 18 can start, 12 wait for a learning rate" in out
+
+
+def test_a_run_that_failed_ends_in_a_sentence(asked, tmp_path):
+    asked["outcome"] = Outcome(1, {"k": "glyphs_small: no luck"}, 0)
+    code, _, err = xbm("paper", "run", "drift", "--data", "glyphs", "--results", tmp_path)
+    assert code == 2 and "1 runs failed, the first: glyphs_small: no luck" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [(("tabel-1", "--data", "glyphs"), "did you mean 'table-1'"), (("table-1",), "say which data to run on")],
+)
+def test_mistakes_end_in_a_sentence(asked, words, message):
+    code, _, err = xbm("paper", "run", *words)
+    assert code == 2 and message in err
+
+
+def test_an_experiment_that_says_nothing_about_the_data_is_told(asked, tmp_path):
+    code, _, err = xbm("paper", "run", "table-1", "--data", "glyphs", "--results", tmp_path)
+    assert code == 2 and "table-1: nothing of it is for this data" in err
+
+
+def test_a_report_of_nothing_leaves_what_was_written(tmp_path):
+    code, _, err = xbm("paper", "report", "--results", tmp_path / "r", "--out", tmp_path / "docs")
+    assert code == 2 and "holds no results" in err and not (tmp_path / "docs").exists()
+
+
+def test_the_report_is_written(tmp_path):
+    Records(tmp_path / "r").write({"config": identity(preset("sop")), "failed": "iteration 3", **ABOUT})
+    code, out, err = xbm("paper", "report", "--results", tmp_path / "r", "--out", tmp_path / "docs")
+    assert code == 0, err
+    pages = [tmp_path / "docs" / name for name in ("results.md", "robustness.md")]
+    assert out.split() == [str(page) for page in pages] and all("not run" in page.read_text() for page in pages)
+    assert xbm("paper", "report", "--results", tmp_path / "r", "--out", tmp_path / "docs", "--data", "glyphs").code == 0
+
+
+@pytest.mark.parametrize("name", ["run", "report"])
+def test_help_shows_an_example(name):
+    code, out, _ = xbm("paper", name, "--help")
+    assert code == 0 and "Example" in out and f"xbm paper {name}" in out.replace("\n", " ")
+
+
+def test_a_machine_without_pyarrow_and_faiss_can_run_experiments():
+    """What trains and scores must not ask for what only other commands need."""
+    script = """
+import sys
+for name in ("pyarrow", "faiss"):
+    sys.modules[name] = None  # an import of it fails
+import paper.__main__, paper.machine, paper.measures, paper.page
+import paper.smoke, paper.work, paper.classification
+import xbm_app.train.loop, xbm_app.data.stored, xbm_app.data.benchmarks
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)

@@ -1,0 +1,118 @@
+"""The page: made from the results and nothing else. The one under docs/ is what its results give."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paper.experiment import Setting, setting_of
+from paper.page import ABSENT, BEYOND_THE_PAPER, RESULTS, drawn_from, make_page, settings_of, write_page
+from paper.plan import plan
+from paper.record import Records
+from paper.registry import ALL, EXPERIMENTS
+from paper.study import Study
+from tests.paper.made_up import CARS, carry_out, invented
+from xbm_app.data.images import Dataset, ImageSet, Protocol
+from xbm_app.report import panels
+
+ROOT = Path(__file__).parents[2]
+GLYPHS = setting_of("glyphs")
+SOME = [EXPERIMENTS[name] for name in ("s-table-3", "mined", "lemma-1", "valid-negatives")]
+
+
+@pytest.mark.parametrize("document", [RESULTS, BEYOND_THE_PAPER], ids=lambda document: document.name)
+def test_the_page_in_the_documents_is_the_one_that_its_results_give(document):
+    there = {path.stem for path in (ROOT / "docs" / "figures").glob("*.webp")}
+    page = make_page(Records(ROOT / "paper" / "results"), lambda name: name in there, document=document)
+    assert (ROOT / "docs" / document.name).read_text() == page.text, "run `xbm paper report`"
+    for figure in page.figures:
+        assert drawn_from(ROOT / "docs" / "figures" / f"{figure.name}.svg") == panels.digest(figure.data), figure.name
+
+
+def test_the_readme_quotes_them():
+    study = Study(
+        EXPERIMENTS["s-table-3"], Setting("cars", "efficientnet_lite0", "imagenet"), Records(ROOT / "paper" / "results")
+    )
+    found = {arm.label: study.spread(arm) for arm in study.arms}
+    without, with_memory = found["contrastive"], found["contrastive w/ M"]
+    assert len(without) == len(with_memory) == 3
+    readme = (ROOT / "README.md").read_text()
+    assert f"from R@1 {100 * without.mean:.1f} to\n  {100 * with_memory.mean:.1f}" in readme
+
+
+@pytest.fixture
+def records(tmp_path):
+    found = Records(tmp_path / "results")
+    carry_out(SOME, [CARS], 2, found)
+    return found
+
+
+def photographs() -> Dataset:
+    images = ImageSet("cars train", np.arange(10) % 2, ["a", "b"], pixels=np.zeros((10, 8, 8), np.uint8))
+    return Dataset("cars", images, (Protocol("test", images, (1,)),))
+
+
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(3, marks=pytest.mark.slow)])
+def test_runs_that_diverged_are_told_and_break_nothing(tmp_path, every):
+    """All of them, the first of two, the first of three."""
+    found, count = Records(tmp_path), 0
+    while ready := plan(list(ALL.values()), [CARS, GLYPHS], 1, found).ready:
+        for task in ready:
+            values = invented(task)
+            lost = {name: values.pop(name) for name in ("iterations", "data", "scores", "curves", "measures")}
+            found.write(
+                {**values, "failed": "iteration 3: the loss is not finite"} if count % every == 0 else {**values, **lost}
+            )
+            count += 1
+    for document in (RESULTS, BEYOND_THE_PAPER):
+        assert "cars" in make_page(found, lambda _: False, document=document).text
+
+
+def test_without_results_everything_is_not_run_and_the_papers_figures_stay(tmp_path):
+    page = make_page(Records(tmp_path), lambda name: False)
+    for experiment in EXPERIMENTS.values():
+        section = page.text.split(f"## {experiment.title}\n")[1].split("\n## ")[0]
+        for data in experiment.data:
+            assert re.search(rf"\b{data}\b[^.\n]*: {ABSENT}\.", section), (experiment.name, data)
+    assert "| contrastive w/ M | 80.3 | +7.8 |" in page.text and page.figures == [] and "In short" not in page.text
+
+
+def test_with_results_ours_stand_beside_the_papers(records):
+    text = make_page(records, lambda name: False).text
+    assert "| contrastive w/ M | 80.3 | +7.8 | 61.1 ± 0.5 | +10.0 ± 0.0 |" in text
+    assert "- efficientnet_lite0, weights imagenet; 8,000 training images of 98 classes; 2,000 iterations; seeds 0, 1;" in text
+    first = text.split("## In short")[1].split("\n## ")[0]
+    assert "cars, efficientnet_lite0, contrastive: the memory adds +10.0" in first and "C = σ_max²" in first
+    for link in re.findall(r"\(#([^)]+)\)", first):
+        assert link in {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in re.findall(r"^## (.+)$", text, re.M)}
+
+
+def test_figures_are_drawn_once_and_again_when_their_values_change(records, tmp_path):
+    out = tmp_path / "docs"
+    page = write_page(records, out)
+    figures = {path.name: path.stat().st_mtime_ns for path in (out / "figures").iterdir()}
+    assert "valid-negatives_cars.svg" in figures and page.read_text().count(".svg)") == len(figures)
+    write_page(records, out)  # nothing is drawn
+    assert {path.name: path.stat().st_mtime_ns for path in (out / "figures").iterdir()} == figures
+    (out / "figures" / "valid-negatives_cars.svg").write_text("values 0000000000000000")
+    write_page(records, out)
+    assert "<svg" in (out / "figures" / "valid-negatives_cars.svg").read_text()
+
+
+def test_photographs_need_their_data_set_and_stay_once_they_are_there(records, tmp_path, monkeypatch):
+    monkeypatch.setattr(panels, "save", lambda data, path: None)
+    out = tmp_path / "docs"
+    assert "xbm paper report --data cars=DIR" in write_page(records, out).read_text()
+    page = write_page(records, out, {"cars": photographs()}).read_text()
+    sheet = out / "figures" / "mined-uniform_cars_efficientnet_lite0.webp"
+    assert sheet.exists() and f"(figures/{sheet.name})" in page and "are not kept here" not in page
+    assert write_page(records, out).read_text() == page
+
+
+def test_a_pretrained_trunks_runs_from_scratch_are_no_setting_of_their_own(records, tmp_path):
+    assert any(record.config["model.weights"] == "none" for record in records)
+    assert settings_of(records) == [CARS]
+    more = Records(tmp_path / "more")
+    carry_out([EXPERIMENTS["drift"]], [Setting("omniglot", "small", "none")], 1, more)
+    assert settings_of(more) == [Setting("omniglot", "small", "none")]

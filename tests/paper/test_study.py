@@ -1,0 +1,60 @@
+import math
+
+import pytest
+
+from paper.experiment import OFF, Arm, Experiment
+from paper.plan import plan
+from paper.record import Records
+from paper.study import Choice, Spread, Study, paired
+from tests.paper.made_up import CARS, carry_out, invented
+
+ARMS = (Arm("off", OFF), Arm("on", {"memory.update": "queue"}), Arm("never", {"batch.size": 12}, choose=None))
+EXPERIMENT = Experiment("x", "", "", ("cars",), lambda setting: ARMS[:2], lambda data, studies: [])
+
+
+def test_the_best_rate_is_picked_and_the_smaller_of_two_equals():
+    assert Choice((1.0, 2.0, 3.0), (0.1, 0.3, 0.2)).picked == 2.0
+    assert Choice((1.0, 2.0, 3.0), (0.3, 0.3, 0.2)).picked == 1.0
+    assert Choice((1.0, 2.0), (0.0, 0.0)).picked == 1.0
+
+
+def test_a_choice_says_when_it_lies_at_the_edge():
+    assert Choice((1.0, 2.0, 3.0), (0.1, 0.2, 0.3)).at_edge and not Choice((1.0, 2.0, 3.0), (0.1, 0.3, 0.2)).at_edge
+    assert not Choice((1.0,), (0.1,)).at_edge
+
+
+def test_the_budget_is_told():
+    told = Choice((1.0, 2.0), (0.25, 0.5)).told()
+    assert told["picked"] == 2.0 and told["runs"] == 2 and told["scores"] == [0.25, 0.5] and told["seed"] == 0
+
+
+def test_spread_by_hand():
+    found = Spread({0: 0.5, 1: 0.6, 2: 0.7})
+    assert found.mean == pytest.approx(0.6) and found.error == pytest.approx(0.1 / math.sqrt(3)) and len(found) == 3
+    assert math.isnan(Spread({4: 0.5}).error)
+
+
+def test_gains_are_taken_seed_by_seed():
+    gain = paired(Spread({0: 0.5, 1: 0.6, 3: 0.9}), Spread({0: 0.6, 1: 0.9, 2: 0.1}))
+    assert gain.by_seed == pytest.approx({0: 0.1, 1: 0.3})
+
+
+def test_a_study_finds_its_runs_by_what_they_are(tmp_path):
+    records = Records(tmp_path)
+    study = Study(EXPERIMENT, CARS, records)
+    assert study.choice(ARMS[0]) is None and study.config(ARMS[0], 0) is None and study.spread(ARMS[0]) is None
+    carry_out([EXPERIMENT], [CARS], 3, records)
+    assert study.choice(ARMS[0]).picked == 1e-4
+    assert [run.seed for run in study.runs(ARMS[0])] == [0, 1, 2]
+    off, on = study.spread(ARMS[0]), study.spread(ARMS[1])
+    assert paired(off, on).mean == pytest.approx(0.1)
+    assert study.spread(ARMS[0], "recall@2").mean == pytest.approx(off.mean + 0.01)
+    assert study.choosing(ARMS[2]) == [] and study.choice(ARMS[2]) is None and study.runs(ARMS[2]) == []
+
+
+def test_seeds_beyond_those_asked_for_count_too(tmp_path):
+    records = Records(tmp_path)
+    given = Experiment("x", "", "", ("cars",), lambda setting: ARMS[2:], lambda data, studies: [])
+    for task in plan([given], [CARS], 5, records).ready[3:]:
+        records.write(invented(task))
+    assert [run.seed for run in Study(given, CARS, records).runs(ARMS[2])] == [3, 4]

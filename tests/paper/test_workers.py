@@ -1,0 +1,204 @@
+"""Runs side by side: with threads in place of processes, and once with real ones."""
+
+import os
+import threading
+import time
+from contextlib import contextmanager, suppress
+from multiprocessing import Pipe
+from pathlib import Path
+
+import pytest
+
+from paper import workers
+from paper.experiment import Arm, Experiment, Setting
+from paper.plan import Task, plan
+from paper.record import Records, identity
+from paper.workers import Outcome, Worker, estimate, pack, run_all, unpack
+from tests.paper.made_up import CARS, invented
+from xbm.errors import InputError
+
+
+class Alive:
+    """What is asked of a process."""
+
+    def __init__(self) -> None:
+        self.sentinel, self._other = os.pipe()
+        self.exitcode = None
+
+    def is_alive(self) -> bool:
+        return self.exitcode is None
+
+
+class Crew:
+    """Threads that invent results; `trouble` says what goes wrong with a task."""
+
+    def __init__(self, results: Path) -> None:
+        self.results, self.seconds, self.trouble = results, 0.0, lambda task: ""
+        self.running: list[Task] = []
+        self.most, self.together, self.started = 0, [], 0
+        self.lock = threading.Lock()
+
+    def serve(self, pipe) -> None:
+        with suppress(EOFError, OSError):
+            while True:
+                task = unpack(pipe.recv()["task"])
+                with self.lock:
+                    self.running.append(task)
+                    self.most = max(self.most, len(self.running))
+                    self.together.append([bool(other.measures) for other in self.running])
+                time.sleep(self.seconds)
+                error = self.trouble(task)
+                with self.lock:
+                    self.running.remove(task)
+                    if not error:
+                        Records(self.results).write(invented(task))
+                pipe.send({"error": error, "ended": bool(error)})
+                if error:
+                    return
+
+    def another(self) -> Worker:
+        here, there = Pipe()
+        threading.Thread(target=self.serve, args=(there,), daemon=True).start()
+        self.started += 1
+        return Worker(Alive(), here, self.another)
+
+    @contextmanager
+    def workers(self, jobs, runs, results):
+        made = [self.another() for _ in range(jobs)]
+        yield made
+        for worker in made:
+            worker.pipe.close()
+
+
+def experiment(arms: int, choose=None, measures=()) -> Experiment:
+    made = [Arm(f"{k}", {"batch.size": 4 * (k + 1)}, choose, measures=measures if k == arms // 2 else ()) for k in range(arms)]
+    return Experiment("x", "", "", ("cars",), lambda setting: made, lambda data, studies: [])
+
+
+@pytest.fixture
+def crew(tmp_path, monkeypatch):
+    found = Crew(tmp_path / "results")
+    monkeypatch.setattr(workers, "_workers", found.workers)
+    return found
+
+
+def go(crew, each, jobs=1, seeds=1, **more) -> tuple[Outcome, Records, list[str]]:
+    records, said = Records(crew.results), []
+    planned = lambda: plan([each], [CARS], seeds, records)  # noqa: E731
+    return run_all(planned, lambda c: c, records, crew.results.parent / "runs", jobs, tell=said.append, **more), records, said
+
+
+def test_all_runs_are_made_choosing_before_scoring(crew):
+    outcome, records, said = go(crew, experiment(2, choose={}), seeds=2)
+    assert outcome == Outcome(3 * 2 + 2 * 2, {}, 0) and len(records) == 10
+    assert "held-out" in said[0] and "held-out" not in said[-1] and said[-1].startswith("10 made, 0 to go, about 0 s")
+    assert go(crew, experiment(2, choose={}), seeds=2)[0].made == 0  # all there: nothing is made again
+
+
+def test_so_many_at_a_time_and_no_more(crew):
+    crew.seconds = 0.05
+    assert go(crew, experiment(7), jobs=3)[0].made == 7
+    assert crew.most == 3
+
+
+def test_a_run_that_is_timed_has_the_machine_for_itself(crew):
+    crew.seconds = 0.02
+    assert go(crew, experiment(5, measures=("cost",)), jobs=3)[0].made == 5
+    assert all(len(together) == 1 for together in crew.together if any(together)) and crew.most > 1
+
+
+def test_one_runs_trouble_is_told_and_the_others_go_on(crew):
+    crew.trouble = lambda task: "out of luck" if task.config.batch.size == 8 else ""
+    outcome, records, said = go(crew, experiment(3))
+    assert outcome.made == 2 and outcome.left == 0 and len(records) == 2
+    assert next(iter(outcome.failed.values())).endswith("out of luck") and any("failed" in line for line in said)
+    assert crew.started == 2  # the process that met it is not asked again
+
+
+def test_two_processes_never_make_the_same_run(crew):
+    """A run that a learning rate is chosen by, and that another experiment measures something on."""
+    held_out = Arm("held out", {"optim.lr": 1e-4, "data.holdout": 0.2}, choose=None, measures=("shares",))
+    both = Experiment("x", "", "", ("cars",), lambda setting: [Arm("chosen", {}), held_out], lambda data, studies: [])
+    crew.seconds = 0.05
+    outcome, records, _ = go(crew, both, jobs=4)
+    assert outcome.made == len(records) == 3 + 1
+    found = [record for record in records if record.config["optim.lr"] == 1e-4 and record.config["data.holdout"]]
+    assert [list(record.measures) for record in found] == [["shares"]]
+
+
+def test_a_run_that_would_not_end_in_time_is_not_begun(crew):
+    """The first is begun, as nothing is known; it is said to take 40 s, which do not fit any more."""
+    each = experiment(2)
+    same = Experiment("y", "", "", ("cars",), lambda s: [Arm(f"{k}", {"optim.lr": k}, None) for k in (1, 2)], each.draw)
+    outcome, records, _ = go(crew, same, budget=30)
+    assert outcome.made == 1 and outcome.left == 1 and len(records) == 1
+    assert go(crew, same, budget=300)[0] == Outcome(1, {}, 0)
+
+
+def test_a_long_silence_is_broken_by_how_far_the_runs_are(crew, monkeypatch):
+    monkeypatch.setattr(workers, "SILENCE", 0.01)
+    monkeypatch.setattr(workers, "PATIENCE", 0.02)
+    crew.seconds = 0.5
+    said = go(crew, experiment(1))[2]
+    assert said[0].startswith("running · cars_efficientnet_lite0_contrastive_queue_seed0_") and said[0].endswith(" 0/2000")
+
+
+def test_when_time_is_up_what_runs_is_stopped(crew, monkeypatch):
+    monkeypatch.setattr(workers, "PATIENCE", 0.01)
+    crew.seconds = 90
+    begun = time.monotonic()
+    outcome, _, said = go(crew, experiment(2), budget=0.1)
+    assert (
+        time.monotonic() - begun < 30 and outcome.made == 0 and outcome.left == 2 and "go on from their checkpoints" in said[-1]
+    )
+
+
+def test_a_process_that_dies_is_told(crew):
+    crew.trouble = lambda task: (_ for _ in ()).throw(EOFError)  # the thread ends, its pipe with it
+    crew.workers = dying(crew.workers)
+    workers._workers = crew.workers
+    with pytest.raises(InputError, match="exit code -9"):
+        go(crew, experiment(1))
+
+
+def dying(usual):
+    @contextmanager
+    def made(*words):
+        with usual(*words) as found:
+            for worker in found:
+                worker.process.exitcode = -9
+                os.close(worker.process._other)  # what waits for the process wakes up
+            yield found
+
+    return made
+
+
+def test_estimates_are_the_slowest_like_run_scaled_to_the_length(tmp_path):
+    records = Records(tmp_path)
+    (task,) = plan([experiment(1)], [CARS], 1, records).ready
+    assert estimate(task, records) == 0
+    for seed, seconds in ((0, 20.0), (1, 30.0)):
+        values = invented(Task(Task(task.config).config))
+        records.write({**values, "config": {**values["config"], "seed": seed}, "wall_seconds": seconds})
+    assert estimate(task, records) == 30
+    from xbm_app.train.config import override
+
+    assert estimate(Task(override(task.config, {"optim.iterations": 4000})), records) == 60
+    assert estimate(Task(override(task.config, {"batch.size": 256})), records) == 0
+
+
+def test_a_task_travels():
+    task = Task(plan([experiment(1)], [CARS], 1, Records(Path("/nowhere"))).ready[0].config, {"picked": 1}, ("lemma",))
+    assert unpack(pack(task)) == task
+
+
+@pytest.mark.slow
+def test_real_processes_and_their_results(tmp_path):
+    glyphs = Setting("glyphs", "small", "none", mini=True)
+    each = Experiment("x", "", "", ("glyphs",), lambda s: [Arm("a", {"memory.ratio": 0.0}, None)], lambda data, studies: [])
+    records = Records(tmp_path / "results")
+    outcome = run_all(lambda: plan([each], [glyphs], 2, records), lambda c: c, records, tmp_path / "runs", jobs=2)
+    assert outcome == Outcome(2, {}, 0) and {record.seed for record in records} == {0, 1}
+    for record in records:
+        assert 0 < record.score() < 1 and record.values["runs_beside"] == 1 and record.values["precision"]
+        assert identity(plan([each], [glyphs], 1, Records(tmp_path / "none")).ready[0].config).keys() == record.config.keys()

@@ -1,0 +1,27 @@
+"""The kernels run under Triton's interpreter, which must be switched on before anything imports triton: see test_kernels.py."""
+
+import os
+
+import pytest
+import torch
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+collect_ignore = [] if INTERPRETED else [
+    "test_triton_assign.py", "test_triton_copies.py", "test_triton_crowded.py",
+    "test_triton_enqueue.py", "test_triton_finish.py", "test_negatives.py", "test_positives.py",
+    "test_triton_rows.py", "test_step.py", "test_tiles.py",
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _plans_are_made_anew():
+    from xbm.engine.triton import plan
+
+    torch.manual_seed(0)
+    plan.plan.cache_clear()
+    yield
+    plan.plan.cache_clear()
+
+
+if INTERPRETED:
+    from tests.xbm.engine.triton import newer_numpy  # noqa: F401

@@ -1,0 +1,139 @@
+"""Whole steps under the interpreter against float64 autograd: banks, batches, shapes at the edges, half types, graphs."""
+
+import importlib
+
+import pytest
+import torch
+
+from tests.xbm.engine.triton.interpreted import LOSSES, check, memory_with, unit
+from xbm import ContrastiveLoss, CrossBatchMemory, InputError, MultiSimilarityLoss
+from xbm_app.doubt import ASIDE
+
+steps = importlib.import_module("xbm.engine.triton.step")
+
+
+@pytest.mark.parametrize("exclude", ["instance", "copy"])
+@pytest.mark.parametrize("reduction", ["sum", "mean", "balanced"])
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_bank_gives_what_float64_autograd_gives(name, reduction, exclude):
+    anchors, labels, ids, memory = memory_with()
+    assert check(LOSSES[name](engine="triton", reduction=reduction), anchors, labels, memory, ids, exclude) > 0
+
+
+@pytest.mark.parametrize(("D", "stored", "update", "reduction"), [
+    (64, torch.float32, "queue", "balanced"), (65, torch.float32, "queue", "balanced"),
+    (64, torch.float16, "queue", "balanced"), (64, torch.float16, "queue", "mean"), (65, torch.float16, "queue", "mean"),
+    (64, torch.float32, "backprop", "balanced"),
+])  # fmt: skip
+def test_positives_met_on_the_way_and_those_listed_before_weigh_the_same(D, stored, update, reduction, monkeypatch):
+    """Rows of up to 64 columns have their positives' gradient made in the same pass, wider ones get a list of them."""
+    kinds = []
+    settle = steps.settle
+    monkeypatch.setattr(steps, "settle", lambda case: kinds.append(settle(case).constants.kind) or settle(case))
+    anchors, labels, ids, memory = memory_with(m=9, D=D, stored=stored, update=update)
+    loss = ContrastiveLoss(engine="triton", reduction=reduction, margin=0.1)
+    assert check(loss, anchors, labels, memory, ids, tolerance=1e-5 if stored == torch.float32 else 1e-3) > 0
+    assert set(kinds) == {steps.BOTH if D == 64 else steps.CONTRASTIVE}
+
+
+@pytest.mark.parametrize("exclude", ["instance", "copy"])
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_batch_against_itself(name, exclude):
+    anchors, labels, ids, _ = memory_with(m=13, D=16)
+    labels, ids[:2] = labels % 3, ids[0]  # two views of one image
+    reduction = "mean" if exclude == "copy" else "sum"
+    assert check(LOSSES[name](engine="triton", reduction=reduction), anchors, labels, None, ids, exclude) > 0
+
+
+@pytest.mark.parametrize("update", ["moving_average", "backprop"])
+@pytest.mark.parametrize("name", LOSSES)
+def test_rows_that_are_set_aside_are_met_by_nobody(name, update):
+    anchors, labels, ids, memory = memory_with(update=update)
+    with_all = LOSSES[name](engine="triton")(anchors, labels, memory, ids=ids).item()
+    memory.stamps[::3] = ASIDE
+    assert 0 < check(LOSSES[name](engine="triton"), anchors, labels, memory, ids) != with_all
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 16, 0), (1, 64, 1, 3), (3, 65, 130, 0), (34, 2, 9, 1), (2, 40, 5, 40)])
+def test_shapes_at_the_edges(shape):
+    m, M, D, free = shape
+    anchors, labels, ids, memory = memory_with(m, M, D, free=free)
+    for name in LOSSES if m < 30 else ("contrastive",):
+        anchors.grad = None
+        check(LOSSES[name](engine="triton"), anchors, labels, memory, ids)
+
+
+def test_a_queue_without_ids_knows_its_newest_rows_by_place():
+    for size in (6, 40):  # a batch larger than the memory, and a lap
+        memory = CrossBatchMemory(size, 8)
+        for _ in range(5):
+            v = unit(9, 8)
+            memory.enqueue(v, torch.arange(9) % 3)
+        anchors = v.clone().requires_grad_()
+        check(ContrastiveLoss(engine="triton"), anchors, torch.arange(9) % 3, memory, None)
+    other = v.flip(0).contiguous()
+    loss, stats = ContrastiveLoss(engine="triton")(other, torch.arange(9) % 3, memory, return_stats=True)
+    assert loss > 0 and int(stats.unsound) == 8, "one row of nine is its own mirror image"
+
+
+def test_labels_of_any_stride_and_unaligned_anchors():
+    anchors, labels, ids, memory = memory_with(m=6, D=17)
+    loss_fn = ContrastiveLoss(engine="triton")
+    expected = loss_fn(anchors, labels, memory, ids=ids)
+    apart = torch.stack([labels, labels + 1], 1)[:, 0]
+    shifted = torch.zeros(6 * 17 + 1)[1:].view(6, 17).copy_(anchors.detach())
+    assert torch.equal(loss_fn(shifted, apart, memory, ids=ids), expected.detach())
+
+
+def test_half_anchors_get_half_gradients_and_a_wide_loss():
+    anchors, labels, ids, memory = memory_with(stored=torch.float16)
+    v = anchors.detach().half().requires_grad_()
+    loss = ContrastiveLoss(engine="triton")(v, labels, memory, ids=ids)
+    loss.backward()
+    assert loss.dtype == torch.float32 and v.grad.dtype == torch.float16
+
+
+def test_second_derivatives_ask_for_the_reference():
+    anchors, labels, ids, memory = memory_with()
+    with pytest.raises(InputError, match='engine="reference"'):
+        torch.autograd.grad(ContrastiveLoss(engine="triton")(anchors, labels, memory, ids=ids), anchors, create_graph=True)
+
+
+def test_other_losses_fall_back_to_streaming():
+    anchors, labels, ids, memory = memory_with()
+    for loss_fn in (MultiSimilarityLoss(mining=False, engine="triton"), ContrastiveLoss(engine="triton")):
+        wide = memory if not isinstance(loss_fn, ContrastiveLoss) else memory.to(torch.float64)
+        v = anchors.detach().to(wide.rows.dtype)
+        assert loss_fn.pair(v, labels, wide, ids).sound is not None, "streaming: values are checked before"
+        loss_fn(v, labels, wide, ids=ids)
+
+
+@pytest.mark.parametrize("name", ["contrastive", "triplet"])
+@pytest.mark.parametrize("in_batch", [False, True], ids=["bank", "batch"])
+def test_a_step_compiles_into_one_graph(name, in_batch):
+    anchors, labels, ids, memory = memory_with(update="queue" if in_batch else "backprop")
+    loss_fn, given = LOSSES[name](engine="triton"), None if in_batch else memory
+
+    def step(v):
+        return loss_fn(v, labels, given, ids=ids, return_stats=True)[0]
+
+    fast = torch.compile(step, fullgraph=True, backend="aot_eager")
+    twin = anchors.detach().clone().requires_grad_()
+    expected = loss_fn(anchors, labels, given, ids=ids)
+    expected.backward()
+    of_rows, memory.rows.grad = memory.rows.grad, None
+    got = fast(twin)
+    got.backward()
+    assert torch.equal(expected, got) and torch.equal(anchors.grad, twin.grad)
+    assert in_batch or torch.equal(of_rows, memory.rows.grad)
+
+
+def test_the_same_bits_every_time():
+    anchors, labels, ids, memory = memory_with(m=5, M=150)
+    found = []
+    for _ in range(2):
+        v = anchors.detach().clone().requires_grad_()
+        loss = MultiSimilarityLoss(engine="triton")(v, labels, memory, ids=ids)
+        loss.backward()
+        found.append((loss.detach(), v.grad))
+    assert torch.equal(found[0][0], found[1][0]) and torch.equal(found[0][1], found[1][1])

@@ -1,0 +1,49 @@
+"""SupCon: log Σ_{a∈P∪N} e^{S_ia/τ} − 1/|P| Σ_k S_ik/τ, by hand."""
+
+import math
+
+import pytest
+
+from tests.xbm.losses.by_hand import assert_formula, case, one_anchor
+from xbm import SupConLoss
+
+
+def value(P, N, t):
+    if not P:
+        return 0.0
+    return math.log(sum(math.exp(s / t) for s in [*P, *N])) - sum(s / t for s in P) / len(P)
+
+
+def weights(P, N, t):
+    if not P:
+        return [], [0.0] * len(N)
+    everything = sum(math.exp(s / t) for s in [*P, *N])
+    return [(1 / len(P) - math.exp(s / t) / everything) / t for s in P], [math.exp(s / t) / everything / t for s in N]
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+@pytest.mark.parametrize("temperature", [0.1, 0.43])
+@pytest.mark.parametrize("seed", range(3))
+def test_value_gradient_and_weights_by_hand(seed, temperature, reduction):
+    assert_formula(
+        lambda **kw: SupConLoss(temperature=temperature, reduction=reduction, **kw),
+        lambda P, N: value(P, N, temperature),
+        lambda P, N: weights(P, N, temperature),
+        case(seed),
+    )
+
+
+def test_a_dominating_positive_is_pushed_away():
+    """The one weight below 0 in this package, as the docstring says: more than 1/|P| of the softmax."""
+    _, (dominant, weak), _ = one_anchor(SupConLoss(), [0.9, 0.1], [0.0])
+    share = math.exp(9) / (math.exp(9) + math.exp(1) + 1)
+    assert dominant == pytest.approx((1 / 2 - share) / 0.1) and dominant < 0 < weak
+
+
+def test_positives_alone_still_compete():
+    loss, on_positives, _ = one_anchor(SupConLoss(), [0.9, 0.1], [])
+    assert loss == pytest.approx(value([0.9, 0.1], [], 0.1)) and on_positives[0] < 0 < on_positives[1]
+
+
+def test_without_positives_nothing_is_added():
+    assert one_anchor(SupConLoss(), [], [0.7, 0.4]) == (0.0, [], [0.0, 0.0])

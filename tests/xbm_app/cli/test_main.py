@@ -1,0 +1,151 @@
+"""`xbm` as a whole: quick help with an example for everything, and one sentence with exit code 2 for bad input."""
+
+import subprocess
+import sys
+import warnings
+from importlib.metadata import version
+
+import pytest
+import torch
+from typer.main import get_command
+
+from tests.tiny import draw_photos, tiny_config, xbm
+from xbm.errors import InputError
+from xbm_app import main as command_line
+from xbm_app.cli import app
+from xbm_app.train.config import save
+
+COMMANDS = get_command(app).commands
+HEAVY = ("torch", "torchvision", "numpy", "PIL", "timm", "scipy", "pyarrow", "matplotlib", "tensorboard", "yaml")
+
+
+def test_the_commands_are_there():
+    assert {"train", "evaluate", "embed", "demo", "presets", "datasets", "prepare", "report", "compare"} <= COMMANDS.keys()
+    assert {"index", "search", "serve", "export"} <= COMMANDS.keys()
+
+
+@pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["demo", "--help"], []])
+def test_help_loads_nothing_heavy(words):
+    script = f"""
+import sys
+sys.argv = ["xbm", *{words!r}]
+from xbm.__main__ import main
+try:
+    main()
+except SystemExit as end:
+    print("code", end.code)
+print("heavy", [name for name in {HEAVY!r} if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert "heavy []" in done.stdout and "Usage" in done.stdout, done.stdout + done.stderr
+    assert "code 0" in done.stdout or not words
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_every_commands_help_shows_an_example(name):
+    code, out, _ = xbm(name, "--help")
+    assert code == 0 and "Example" in out and f"xbm {name}" in out.replace("\n", " ")
+
+
+def test_every_option_that_is_not_plain_is_explained():
+    for name, command in COMMANDS.items():
+        silent = [p.name for p in command.params if p.param_type_name == "option" and not p.help and p.name not in ("help",)]
+        assert silent == [], name
+
+
+def test_python_dash_m_does_the_same():
+    done = subprocess.run([sys.executable, "-m", "xbm", "train", "no"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: unknown preset 'no'") and done.stderr.count("\n") == 1 and done.stdout == ""
+
+
+def ends(monkeypatch, error: BaseException) -> tuple[int, str]:
+    def app():
+        raise error
+
+    monkeypatch.setattr("xbm_app.cli.app", app)
+    code, _, err = xbm()
+    return code, err
+
+
+def test_bad_input_is_one_sentence_and_exit_code_2(monkeypatch):
+    assert ends(monkeypatch, InputError("give a folder")) == (2, "error: give a folder\n")
+
+
+def test_a_warning_is_one_sentence_that_names_the_data_and_comes_once(tmp_path):
+    draw_photos(tmp_path / "mine" / "train")
+    draw_photos(tmp_path / "mine" / "test", side=17)  # other images of the same classes
+    save(tiny_config(tmp_path / "mine", optim__iterations=1), tmp_path / "config.yaml")
+    code, _, err = xbm("train", "--config", tmp_path / "config.yaml", "--out", tmp_path / "run", "--quiet")
+    told = [line for line in err.splitlines() if "in training and in testing" in line]
+    assert code == 0 and len(told) == 1 and told[0].startswith("warning: mine: ") and ".py" not in err
+
+
+def test_other_packages_warnings_keep_their_place(monkeypatch):
+    monkeypatch.setattr("xbm_app.cli.app", lambda: warnings.warn_explicit("slow", UserWarning, "/else/where.py", 7))
+    _, _, err = xbm()
+    assert "/else/where.py:7: UserWarning: slow" in err
+
+
+def test_a_full_disk_is_one_sentence_too(monkeypatch):
+    code, said = ends(monkeypatch, OSError(28, "No space left on device", "/x.npz"))
+    assert code == 2 and said == "error: /x.npz cannot be written or read (No space left on device): make room\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "where"),
+    [
+        (MemoryError(), "machine"),
+        (RuntimeError("CUDA out of memory. Tried to allocate 9 GiB"), "GPU"),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"), "machine"),
+    ],
+)
+def test_too_little_memory_is_one_sentence_too(monkeypatch, error, where):
+    code, said = ends(monkeypatch, error)
+    assert code == 2 and f"the {where} has not enough memory" in said and "batch.size" in said and said.count("\n") == 1
+
+
+def test_torch_still_says_so_in_these_words():
+    for rows in (2**50, 2**62):
+        with pytest.raises(RuntimeError) as raised:
+            torch.empty(rows, 64)
+        assert any(words in str(raised.value) for words in command_line.NO_ROOM), raised.value
+
+
+def test_other_errors_are_not_hidden(monkeypatch):
+    with pytest.raises(RuntimeError, match="a defect"):
+        ends(monkeypatch, RuntimeError("a defect"))
+
+
+def test_a_folder_in_place_of_a_file_is_one_sentence_too(monkeypatch):
+    code, said = ends(monkeypatch, IsADirectoryError(21, "Is a directory", "/x"))
+    assert code == 2 and said == "error: /x cannot be written or read (Is a directory): give another path\n"
+
+
+def test_the_version_is_told():
+    code, out, _ = xbm("--version")
+    assert (code, out) == (0, f"{version('xbm')}\n")
+
+
+def test_ctrl_c_is_no_accident(monkeypatch):
+    assert ends(monkeypatch, KeyboardInterrupt()) == (130, "\ninterrupted\n")
+
+
+def test_an_error_of_ours_keeps_its_traceback(monkeypatch):
+    for error in (RuntimeError("a bug"), OSError(5, "Input/output error")):
+        with pytest.raises(type(error)):
+            ends(monkeypatch, error)
+
+
+def test_a_missing_package_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "xbm_app.cli", None)
+    with pytest.raises(ModuleNotFoundError):
+        command_line.main()
+    script = "import sys; sys.modules['typer'] = None\nfrom xbm.__main__ import main\nmain()"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 1 and "pip install 'xbm[train]'" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_an_unknown_command_is_refused():
+    code, _, err = xbm("trian")
+    assert code == 2 and "trian" in err

@@ -1,0 +1,195 @@
+import csv
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import xbm as package
+from tests.tiny import differences, draw_photos, set_options, tiny_config, xbm
+from xbm.errors import InputError
+from xbm_app.cli.train import parse_settings
+from xbm_app.train.config import load, save
+from xbm_app.train.loop import train
+
+
+def test_as_a_user_would(tmp_path):
+    """Own photographs, from a folder to a model, its figures, vectors of other images, and pages to look at."""
+    photos = draw_photos(tmp_path / "photos")
+    other = draw_photos(tmp_path / "others", classes=2, each=3)
+
+    def user(*words: object) -> str:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(
+            [sys.executable, "-m", "xbm", *map(str, words)], cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    said = user("train", "--data", "photos", "--trunk", "small", *set_options())
+    run = tmp_path / said.splitlines()[-1]  # its path is printed last
+    assert run.parent == tmp_path / "runs" and "recall@1" in said
+    result = json.loads((run / "result.json").read_text())
+    assert f"{100 * result['recall@1']:.2f}" in said
+    assert (run / "report.html").read_text().startswith("<!doctype html>")
+    config = load(run / "config.yaml")
+    assert config.data.root == str(photos) and (config.recipe, config.memory.reduction) == ("auto", "balanced")
+
+    said = user("evaluate", run, "--json", "figures/again.json")
+    again = json.loads((tmp_path / "figures" / "again.json").read_text())
+    assert again["recall@1"] == result["recall@1"] and f"{100 * result['recall@1']:.2f}" in said
+
+    assert "6 embeddings of 12 dimensions" in user("embed", run, "others", "--out", "vectors.npz")
+    with np.load(tmp_path / "vectors.npz") as file:
+        vectors = file["embeddings"]
+    found = package.load(run).embed(sorted(other.rglob("*.png")))
+    np.testing.assert_allclose(vectors, found.numpy(), atol=1e-5)
+
+    page = tmp_path / user("compare", run, run).splitlines()[-1]
+    assert page.name == "compare.html" and page.stat().st_size > 10_000
+
+
+def words(photos, out, *more):
+    return ["train", "--data", photos, "--trunk", "small", "--out", out, "--quiet", *more]
+
+
+def test_the_settings_given_are_the_settings_saved(own_photos, tmp_path):
+    out = tmp_path / "run"
+    changes = {"optim__iterations": 2, "loss__options": "{margin: 0.4}"}
+    code, said, err = xbm(*words(own_photos, out, "--loss", "ms", "--no-memory", "--seed", 4, *set_options(**changes)))
+    assert code == 2 and "do not fit the multi_similarity loss" in err and said == ""
+    del changes["loss__options"]
+    code, said, err = xbm(*words(own_photos, out, "--loss", "ms", "--no-memory", "--seed", 4, *set_options(**changes)))
+    assert code == 0 and err == "" and said.splitlines()[-1] == str(out)
+    wanted = tiny_config(own_photos, seed=4, loss__name="multi_similarity", memory__ratio=0.0, optim__iterations=2)
+    assert load(out / "config.yaml") == wanted
+
+
+def test_how_many_images_there_are_says_which_memory_suits_them(own_photos, tmp_path, monkeypatch):
+    monkeypatch.setattr("xbm_app.train.loop.train", lambda config, *_, **__: pytest.fail(f"{config.memory.update}!"))
+    words = ["train", "--data", own_photos, "--trunk", "efficientnet_lite0", "--out", tmp_path / "run"]
+    for many, more, update in (
+        (36, [], "queue"), (37, [], "moving_average"), (36, ["--set", "memory.update=backprop"], "backprop"),
+    ):  # fmt: skip
+        monkeypatch.setattr("xbm_app.train.presets.MANY", many)
+        with pytest.raises(pytest.fail.Exception, match=f"{update}!"):
+            xbm(*words, *more)
+
+
+def test_a_saved_config_makes_the_same_run(own_photos, tmp_path):
+    """The page of a run gives this command: the seed and all else must come from the file."""
+    train(tiny_config(own_photos, seed=3, optim__iterations=6), tmp_path / "one", quiet=True)
+    code, _, err = xbm("train", "--config", tmp_path / "one" / "config.yaml", "--out", tmp_path / "two", "--quiet")
+    assert code == 0, err
+    assert differences(tmp_path / "one", tmp_path / "two") == []
+    code, _, _ = xbm(
+        "train", "--config", tmp_path / "one" / "config.yaml", "--seed", 0, "--out", tmp_path / "three", "--quiet",
+        "--set", "memory.ratio=0.5",
+    )  # fmt: skip
+    assert code == 0
+    assert load(tmp_path / "three" / "config.yaml") == tiny_config(own_photos, optim__iterations=6, memory__ratio=0.5)
+
+
+def test_resume_goes_on_with_the_runs_own_settings(own_photos, tmp_path):
+    train(tiny_config(own_photos), tmp_path / "whole", quiet=True)
+    train(tiny_config(own_photos, optim__iterations=10), tmp_path / "run", quiet=True)
+    save(tiny_config(own_photos), tmp_path / "run" / "config.yaml")  # as if it had been stopped there
+    code, said, err = xbm("train", "--resume", tmp_path / "run", "--quiet")
+    assert code == 0 and said.splitlines()[-1] == str(tmp_path / "run"), err
+    assert differences(tmp_path / "whole", tmp_path / "run") == []
+
+
+@pytest.mark.parametrize(
+    "more", [["glyphs"], ["--set", "optim.lr=1"], ["--no-memory"], ["--seed", "0"], ["--loss", "ms"], ["--data", "."]]
+)
+def test_resume_takes_no_other_settings(finished, more):
+    code, _, err = xbm("train", "--resume", finished, *more)
+    assert code == 2 and err == "error: --resume goes on with the settings of the run: leave all others but --quiet out\n"
+
+
+def test_resume_of_a_folder_without_a_run(tmp_path):
+    code, _, err = xbm("train", "--resume", tmp_path)
+    assert code == 2 and err == f"error: {tmp_path} holds no run: give the folder that `xbm train` printed\n"
+
+
+def test_a_folder_in_use_is_left_alone(own_photos, finished):
+    before = (finished / "config.yaml").read_bytes()
+    code, _, err = xbm(*words(own_photos, finished, *set_options()))
+    assert code == 2 and f"{finished} already holds a run: go on with --resume {finished}, or give another --out" in err
+    assert (finished / "config.yaml").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([], "say what to train on: a preset such as `xbm train glyphs`, or `xbm train --data DIR`"),
+        (["glyph"], "unknown preset 'glyph': did you mean 'glyphs'?"),
+        (["cars"], "cars needs to know where its images are: give --root DIR"),
+        (["own"], "own needs to know where its images are: give --data DIR"),
+        (["cars", "--data", "."], "--data trains on your own images and takes no preset"),
+        (["glyphs", "--loss", "contrastve"], "unknown loss 'contrastve': did you mean 'contrastive'?"),
+        (["glyphs", "--trunk", "smal"], "unknown trunk 'smal': did you mean 'small'?"),
+        (["glyphs", "--recipe", "papr"], "unknown recipe 'papr': did you mean 'paper'?"),
+        (["glyphs", "--set", "memory.ration=1"], "unknown setting 'memory.ration': did you mean 'memory.ratio'?"),
+        (["glyphs", "--set", "memory.ratio"], "--set memory.ratio is not key=value"),
+        (["glyphs", "--set", "log.every=0"], "log.every=0 cannot be: give 1 or more"),
+        (["glyphs", "--set", "batch.size=33"], "batch.size=33 is not a multiple of batch.per_class=4"),
+        (["--data", "/no/such/folder"], "/no/such/folder is no folder"),
+        (["--config", "/no/such.yaml"], "/no/such.yaml does not exist"),
+        (["cars", "--config", "x.yaml"], "--config holds all settings"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_code_2(given, message, tmp_path, monkeypatch):
+    monkeypatch.setenv("XBM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("xbm_app.data.glyphs.read_glyphs", lambda size: small_glyphs())
+    code, out, err = xbm("train", *given, "--out", tmp_path / "run")
+    assert code == 2 and err.startswith("error: ") and message in err and err.count("\n") == 1 and out == ""
+    assert not (tmp_path / "run" / "config.yaml").exists()
+
+
+def small_glyphs():
+    from xbm_app.data.images import Dataset, ImageSet, Protocol
+
+    images = ImageSet(
+        "glyphs", np.repeat(np.arange(20), 3), [str(k) for k in range(20)], pixels=np.zeros((60, 32, 32), np.uint8)
+    )
+    return Dataset("glyphs", images, (Protocol("test", images, (1,)),))
+
+
+def test_problems_are_listed_and_can_be_skipped(tmp_path):
+    photos = draw_photos(tmp_path / "photos")
+    (photos / "class_01" / "2.png").write_bytes(b"")
+    code, _, err = xbm(*words(photos, tmp_path / "run", *set_options(optim__iterations=1)))
+    assert code == 2 and "class_01/2.png" in err and "add --skip-problems" in err
+    code, _, err = xbm(*words(photos, tmp_path / "run", "--skip-problems", *set_options(optim__iterations=1)))
+    assert code == 0
+    rows = list(csv.DictReader((tmp_path / "run" / "split.csv").open()))
+    assert len(rows) == 71 and "class_01/2.png" not in {row["path"] for row in rows}
+
+
+def test_a_run_without_a_name_gets_a_dated_one(own_photos, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, said, err = xbm(
+        "train", "--data", own_photos, "--trunk", "small", "--quiet", *set_options(optim__iterations=1, seed=7)
+    )
+    assert code == 0, err
+    (run,) = (tmp_path / "runs").iterdir()
+    assert said.splitlines()[-1] == f"runs/{run.name}" and run.name.endswith("_own_contrastive_seed7")
+
+
+def test_settings_are_cut_at_the_first_equals():
+    assert parse_settings(["a.b = c=d", "e="]) == {"a.b": "c=d", "e": ""}
+    assert parse_settings(None) == {}
+
+
+def test_no_memory_and_a_size_of_it_contradict_each_other():
+    code, _, said = xbm("train", "glyphs", "--no-memory", "--set", "memory.ratio=0.5")
+    assert code == 2 and "--no-memory is memory.ratio=0: leave one of the two out" in said
+
+
+@pytest.mark.parametrize("setting", ["recipe=paper", "preset = cars"])
+def test_what_would_only_rename_the_run_is_refused(setting):
+    with pytest.raises(InputError, match="would only rename the run"):
+        parse_settings([setting])

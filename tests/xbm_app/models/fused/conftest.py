@@ -1,0 +1,22 @@
+"""The kernels run under Triton's interpreter in a process of its own: see test_fuse.py."""
+
+import os
+
+import pytest
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+collect_ignore = [] if INTERPRETED else [
+    "test_norm_forward.py", "test_norm_backward.py", "test_batch_norm.py", "test_max_pool.py", "test_fused_modules.py",
+]  # fmt: skip
+
+if INTERPRETED:
+    from tests.xbm.engine.triton import newer_numpy  # noqa: F401
+
+
+@pytest.fixture
+def small_tiles(monkeypatch):
+    """So that small maps have many tiles, and programs more than one each."""
+    from xbm_app.models.fused import tiling
+
+    for kind in ("STATISTICS", "SUMS", "EACH", "POOL"):
+        monkeypatch.setattr(tiling, kind, tiling.Kind(1024, 4, 2))

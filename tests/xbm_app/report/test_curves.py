@@ -1,0 +1,34 @@
+import numpy as np
+import pytest
+
+from xbm_app.report import RunView, Trace
+from xbm_app.report.curves import drift, negatives
+from xbm_app.report.groups import group_runs
+
+
+def groups(**series):
+    step = np.arange(0, 200, 10)
+    filled = {name: np.broadcast_to(np.asarray(values, dtype=float), step.shape) for name, values in series.items()}
+    return group_runs([RunView("r", "g", "MS", True, 0, trace=Trace(step=step, **filled))])
+
+
+@pytest.mark.parametrize(
+    ("batch", "memory", "told"),
+    [
+        (4, 200, "4 a step from the batch and 200 from the memory, 50 times as many."),
+        (40, 20, "40 a step from the batch and 20 from the memory."),
+        (0, 20, "0 a step from the batch and 20 from the memory."),
+    ],
+)
+def test_sources_are_compared_only_where_the_memory_gives_more(batch, memory, told):
+    assert told in negatives(groups(valid_negatives_batch=batch, valid_negatives_memory=memory))
+
+
+def test_drift_is_said_to_come_down_only_where_it_does():
+    falling, level = np.linspace(1.0, 0.2, 20), np.full(20, 0.5)
+    assert "Δt = 100: down from a peak of 1.00" in drift(groups(drift_100=falling))
+    assert "Δt = 100: 0.50 in the last quarter, not below its peak" in drift(groups(drift_100=level))
+
+
+def test_what_was_not_measured_has_no_figure():
+    assert negatives(groups(loss=1.0)) is None and drift(groups(drift_10=np.nan)) is None

@@ -1,0 +1,81 @@
+import shutil
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from xbm.errors import InputError
+from xbm_app.search.catalogue import Catalogue
+from xbm_app.search.searcher import MOST, Searcher, find_index, shown_path
+
+
+@pytest.fixture(scope="module")
+def searcher(made_index):
+    return Searcher(made_index)
+
+
+def test_an_image_of_the_index_finds_itself_and_then_the_truly_nearest(searcher, own_photos):
+    image = searcher.open(own_photos / "class_03" / "2.png")
+    hits = searcher.search(searcher.embed(image), top=72)
+    assert hits[0].path == "class_03/2.png" and hits[0].label == "class_03" and hits[0].similarity == pytest.approx(1, abs=1e-5)
+    vectors = searcher.catalogue.vectors(np.array([hit.id for hit in hits]))
+    assert np.allclose([hit.similarity for hit in hits], vectors @ searcher.embed(image)[0], atol=1e-5)
+    assert [hit.similarity for hit in hits] == sorted((hit.similarity for hit in hits), reverse=True) and len(hits) == 72
+
+
+def test_more_like_this_leaves_the_image_itself_out(searcher):
+    first = searcher.ids[0].item()
+    everything = searcher.search(searcher.catalogue.vectors(np.array([first])), 6)
+    assert everything[0].id == first and searcher.like(first, 5) == everything[1:]
+    assert len(searcher.like(first, 500)) == 71
+
+
+def test_a_label_narrows_the_search(searcher):
+    hits = searcher.like(searcher.ids[0].item(), 20, label="class_07")
+    assert len(hits) == 6 and {hit.label for hit in hits} == {"class_07"}
+    assert searcher.like(searcher.ids[0].item(), 20, label="nobody") == []
+
+
+@pytest.mark.parametrize("top", [0, MOST + 1])
+def test_no_or_too_many_results_are_refused(searcher, top):
+    with pytest.raises(InputError, match="ask for 1 to 1000"):
+        searcher.like(1, top)
+
+
+def test_it_needs_nothing_but_its_folder(made_index, own_photos, tmp_path):
+    moved = Searcher(shutil.copytree(made_index, tmp_path / "elsewhere"))
+    image = moved.open(own_photos / "class_00" / "0.png")
+    assert moved.search(moved.embed(image), 1)[0].path == "class_00/0.png" and moved.name == "run"
+
+
+def test_a_query_that_is_no_image_is_one_sentence(searcher, tmp_path):
+    (tmp_path / "text.jpg").write_text("text")
+    with pytest.raises(InputError, match=r"text.jpg cannot be read as an image"):
+        searcher.open(tmp_path / "text.jpg")
+    with pytest.raises(InputError, match="is missing: give the path of an image"):
+        searcher.open(tmp_path / "none.jpg")
+
+
+def test_a_large_photograph_is_decoded_as_it_is_for_the_index(searcher, tmp_path):
+    Image.effect_noise((900, 700), 80).convert("RGB").save(tmp_path / "big.jpg")
+    side = searcher.model.decoded_side
+    assert side == 32 and max(searcher.open(tmp_path / "big.jpg").size) < 900
+
+
+def test_a_run_folder_stands_for_the_index_in_it(tmp_path):
+    (tmp_path / "index").mkdir()
+    assert find_index(tmp_path) == tmp_path
+    (tmp_path / "index" / "index.sqlite").touch()
+    assert find_index(tmp_path) == tmp_path / "index"
+
+
+def test_an_index_without_images_says_so(tmp_path):
+    Catalogue(tmp_path, write=True).close()
+    with pytest.raises(InputError, match="holds no image yet"):
+        Searcher(tmp_path)
+
+
+def test_paths_are_shown_so_that_they_can_be_opened_from_here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert shown_path(tmp_path / "photos", "a/b.png") == "photos/a/b.png"
+    assert shown_path(tmp_path.parent / "other", "a.png") == str(tmp_path.parent / "other" / "a.png")

@@ -1,0 +1,27 @@
+"""A server in a thread of this process."""
+
+import threading
+import time
+from collections.abc import Iterator
+
+import uvicorn
+
+from xbm_app.search.searcher import Searcher
+from xbm_app.serve.app import create_app
+from xbm_app.serve.run import access_to, listen
+
+
+def running(searchers: list[Searcher]) -> Iterator[str]:
+    """Yields its address once, and ends it when asked again."""
+    with listen("127.0.0.1", 0) as opened:
+        app = create_app(searchers, access_to("127.0.0.1", [], None))
+        # A browser that is closed in the middle of a request leaves one that never ends.
+        config = uvicorn.Config(app, log_level="warning", lifespan="off", timeout_graceful_shutdown=2)
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [opened]})
+        thread.start()
+        while not server.started:
+            time.sleep(0.01)
+        yield f"http://127.0.0.1:{opened.getsockname()[1]}/"
+        server.should_exit = True
+        thread.join()

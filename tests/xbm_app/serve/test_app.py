@@ -1,0 +1,147 @@
+import io
+
+import pytest
+from PIL import Image
+from starlette.testclient import TestClient
+
+from tests.xbm_app.serve.bombs import png_of_zeros, text_named_jpg
+from xbm.errors import InputError
+from xbm_app.serve.app import _stride, create_app
+from xbm_app.serve.run import access_to
+
+
+@pytest.fixture(scope="module")
+def client(searchers):
+    return TestClient(create_app(searchers, access_to("127.0.0.1", [], None)), base_url="http://127.0.0.1:8000")
+
+
+@pytest.fixture(scope="module")
+def alone(searchers):
+    return TestClient(create_app(searchers[:1], access_to("127.0.0.1", [], None)), base_url="http://127.0.0.1:8000")
+
+
+def post(client, content, name="photo.png", **query):
+    return client.post("/api/search", files={"image": (name, content)}, params=query)
+
+
+def test_health_and_what_there_is(client):
+    assert client.get("/api/health").json()["status"] == "ok"
+    about = client.get("/api/about").json()
+    assert [run["images"] for run in about["runs"]] == [72, 72] and about["labels"] == 12
+    assert about["runs"][0]["kind"] == "exact" and about["most_bytes"] == 20_000_000
+
+
+def test_an_upload_finds_itself_by_both_runs(client, searchers, own_photos):
+    content = (own_photos / "class_03" / "2.png").read_bytes()
+    answer = post(client, content, top=5).json()
+    assert answer["query"] is None and len(answer["runs"]) == 2
+    first = answer["runs"][0]["results"]
+    assert len(first) == 5 and first[0]["path"] == "class_03/2.png" and first[0]["similarity"] == pytest.approx(1, abs=1e-5)
+    for searcher, found in zip(searchers, answer["runs"]):
+        wanted = searcher.search(searcher.embed(searcher.open(own_photos / "class_03" / "2.png")), 5)
+        assert [each["id"] for each in found["results"]] == [hit.id for hit in wanted]
+
+
+def test_more_like_this_follows_the_same_image_into_the_other_run(client, searchers):
+    image = searchers[1].catalogue.find(("class_05/1.png", ""))
+    answer = client.get("/api/search", params={"like": image, "run": 1, "top": 9}).json()
+    assert answer["query"]["path"] == "class_05/1.png" and [len(run["results"]) for run in answer["runs"]] == [9, 9]
+    for searcher, found in zip(searchers, answer["runs"]):
+        own = searcher.catalogue.find(("class_05/1.png", ""))
+        assert [each["id"] for each in found["results"]] == [hit.id for hit in searcher.like(own, 9)]
+
+
+def test_an_image_that_the_other_run_lacks_is_said_to_be_unknown_there(client, searchers, monkeypatch):
+    monkeypatch.setattr(searchers[1].catalogue, "find", lambda key: None)
+    one, other = client.get("/api/search", params={"like": int(searchers[0].ids[0])}).json()["runs"]
+    assert one["known"] and len(one["results"]) == 12 and not other["known"] and other["results"] == []
+
+
+def test_a_label_narrows_search_and_gallery(client):
+    found = client.get("/api/search", params={"like": 1, "label": "class_07"}).json()["runs"][0]["results"]
+    assert len(found) == 6 and {each["label"] for each in found} == {"class_07"}
+    page = client.get("/api/images", params={"label": "class_07", "limit": 4}).json()
+    assert page["total"] == 6 and {each["label"] for each in page["images"]} == {"class_07"}
+    assert client.get("/api/images", params={"label": "nobody"}).json() == {"images": [], "total": 0}
+
+
+def test_labels_are_found_by_a_part_of_their_name(client):
+    assert [each["label"] for each in client.get("/api/labels", params={"contains": "CLASS_1"}).json()["labels"]] == [
+        "class_10",
+        "class_11",
+    ]
+    assert len(client.get("/api/labels", params={"limit": 3}).json()["labels"]) == 3
+
+
+def test_the_gallery_shows_every_image_once_before_it_starts_over(client):
+    pages = [client.get("/api/images", params={"offset": k, "limit": 24}).json()["images"] for k in (0, 24, 48, 72)]
+    assert len({each["id"] for page in pages[:3] for each in page}) == 72 and pages[3] == pages[0]
+    assert len({each["label"] for each in pages[0]}) > 6  # mixed
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 24, 72, 1000, 5007])
+def test_the_order_of_the_gallery_visits_every_place(count):
+    assert len({k * _stride(count) % count for k in range(count)}) == count
+
+
+def test_thumbnails(client, searchers):
+    answer = client.get(f"/api/thumbnails/0/{searchers[0].ids[0]}")
+    assert answer.headers["content-type"] == "image/webp" and Image.open(io.BytesIO(answer.content)).size == (16, 16)
+    assert client.get("/api/thumbnails/0/999999").status_code == 404
+
+
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+def test_what_cannot_be_searched_with_is_one_sentence(client, tmp_path):
+    for content, name, status, words in [
+        (text_named_jpg(tmp_path).read_bytes(), "letter.jpg", 415, "not an image"),
+        (png_of_zeros(10_000, 10_000), "bomb.png", 413, "at most 50 million"),
+        (b"\xff" * 30_000_000, "large.png", 413, "larger than 20 MB"),
+        (png_of_zeros(300, 300)[:-40], "cut.png", 422, "damaged"),
+    ]:
+        answer = post(client, content, name)
+        assert answer.status_code == status and words in answer.json()["error"], answer.text
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/api/search?like=99999", 404),
+        ("/api/search?like=-1", 422),
+        ("/api/search?like=x", 422),
+        ("/api/search?like=1&top=0", 422),
+        ("/api/search?like=99999999999999999999999", 422),
+        ("/api/search?like=1&label=" + "x" * 400, 422),
+        ("/api/search", 422),
+        ("/api/thumbnails/0/..%2f..%2fetc%2fpasswd", 404),
+        ("/api/thumbnails/7/1", 422),
+        ("/../../etc/passwd", 404),
+        ("/page/app.js", 404),
+        ("/docs", 404),
+    ],
+)
+def test_bad_requests(client, path, status):
+    answer = client.get(path)
+    assert answer.status_code == status and list(answer.json()) == ["error"]
+
+
+def test_the_second_run_is_not_there_unless_it_was_given(alone):
+    assert alone.get("/api/search?like=1&run=1").status_code == 404
+    assert len(alone.get("/api/search?like=1").json()["runs"]) == 1
+
+
+def test_the_name_of_an_upload_is_never_used(client, own_photos):
+    content = (own_photos / "class_03" / "2.png").read_bytes()
+    assert post(client, content, "../../../etc/passwd").status_code == 200
+
+
+def test_the_page_is_served_with_what_it_needs_and_nothing_from_elsewhere(client):
+    for path, kind in (("/", "text/html"), ("/app.js", "text/javascript"), ("/app.css", "text/css")):
+        answer = client.get(path)
+        assert answer.status_code == 200 and answer.headers["content-type"].startswith(kind)
+        assert "http://" not in answer.text and "https://" not in answer.text and "//cdn" not in answer.text
+
+
+@pytest.mark.parametrize("count", [0, 3])
+def test_one_or_two_indexes_can_be_shown(searchers, count):
+    with pytest.raises(InputError, match="give one, or two to compare"):
+        create_app((searchers * 2)[:count], access_to("127.0.0.1", [], None))

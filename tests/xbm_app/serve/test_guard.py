@@ -1,0 +1,124 @@
+import asyncio
+import json
+
+import pytest
+
+from xbm_app.serve import guard
+from xbm_app.serve.guard import MOST_BYTES, Access, Guard
+
+LOCAL = Access(frozenset({"localhost", "127.0.0.1", "::1"}))
+OPEN_TO_ALL = Access(frozenset({"localhost", "box"}), addresses=True, token="s3cret")
+
+
+async def echo(scope, receive, send):
+    read = 0
+    while True:
+        message = await receive()
+        read += len(message.get("body", b""))
+        if not message.get("more_body"):
+            break
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"cache-control", b"max-age=5")]})
+    await send({"type": "http.response.body", "body": str(read).encode()})
+
+
+def ask(access, path="/api/search", query=b"", pieces=(b"",), **headers):
+    """(status, headers, body) of a request through the guard."""
+    sent, left = [], list(pieces)
+
+    async def receive():
+        if not left:
+            return {"type": "http.disconnect"}
+        return {"type": "http.request", "body": left.pop(0), "more_body": bool(left)}
+
+    async def send(message):
+        sent.append(message)
+
+    given = [(name.replace("_", "-").encode(), value.encode()) for name, value in {"host": "localhost:8000", **headers}.items()]
+    scope = {"type": "http", "path": path, "query_string": query, "headers": given}
+    asyncio.run(Guard(echo, access)(scope, receive, send))
+    found = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
+    return sent[0]["status"], found, sent[1]["body"], left
+
+
+@pytest.mark.parametrize("host", ["localhost", "localhost:8000", "127.0.0.1:1", "[::1]:8000", "LOCALHOST:8000"])
+def test_its_own_names_pass(host):
+    assert ask(LOCAL, host=host)[0] == 200
+
+
+@pytest.mark.parametrize("host", ["evil.example", "localhost.evil.example", "10.0.0.1:8000", "", "[", "127.0.0.1@evil.example"])
+def test_foreign_names_are_refused(host):
+    status, _, body, _ = ask(LOCAL, host=host)
+    assert status == 400 and "does not go by that name" in json.loads(body)["error"]
+
+
+@pytest.mark.parametrize(
+    ("host", "status"), [("box:80", 200), ("10.0.0.1:80", 200), ("[fe80::1]:80", 200), ("evil.example", 400)]
+)
+def test_outside_this_machine_addresses_pass_but_foreign_names_do_not(host, status):
+    assert ask(OPEN_TO_ALL, host=host, authorization="Bearer s3cret")[0] == status
+
+
+def test_the_pages_of_other_sites_are_refused():
+    assert ask(LOCAL, origin="http://localhost:8000")[0] == 200
+    assert ask(LOCAL, origin="http://localhost:9999")[0] == 403
+    assert ask(LOCAL, origin="https://evil.example")[0] == 403
+    assert ask(LOCAL, origin="null")[0] == 403
+
+
+def test_the_token_is_asked_for_everywhere_but_for_the_health():
+    assert ask(OPEN_TO_ALL)[0] == 401 and ask(OPEN_TO_ALL, path="/")[0] == 401
+    assert ask(OPEN_TO_ALL, path="/api/health")[0] == 200
+    for given in ("Bearer wrong", "Bearer s3cre", "Bearer s3crett", "Basic s3cret", "Bearer", "Bearer schlüssel"):
+        assert ask(OPEN_TO_ALL, authorization=given)[0] == 401
+    assert ask(OPEN_TO_ALL, authorization="Bearer s3cret")[0] == 200
+    assert ask(OPEN_TO_ALL, cookie="a=b; xbm_token=s3cret")[0] == 200
+    assert ask(OPEN_TO_ALL, cookie="xbm_token=no")[0] == 401 and ask(OPEN_TO_ALL, cookie='"')[0] == 401
+    assert ask(OPEN_TO_ALL, query=b"token=s3cret")[0] == 401  # not in the address of a call
+
+
+def test_opening_the_printed_address_leaves_a_cookie_and_no_token_in_the_address():
+    status, headers, _, _ = ask(OPEN_TO_ALL, path="/", query=b"token=s3cret")
+    assert (status, headers["location"]) == (303, "/")
+    assert headers["set-cookie"] == "xbm_token=s3cret; HttpOnly; SameSite=Strict; Path=/"
+    assert ask(OPEN_TO_ALL, path="/", query=b"token=wrong")[0] == 401
+
+
+def test_a_body_that_says_it_is_too_large_is_read_and_forgotten():
+    status, _, body, left = ask(LOCAL, content_length=str(50_000_000), pieces=[b"x" * 1000] * 50)
+    assert status == 413 and "20 MB" in json.loads(body)["error"] and left == []
+    assert ask(LOCAL, content_length="many")[0] == 413
+
+
+def test_a_body_that_keeps_silent_about_its_size_is_counted():
+    piece = b"x" * 1_000_000
+    assert ask(LOCAL, pieces=[piece] * (MOST_BYTES // len(piece)))[2] == str(MOST_BYTES).encode()
+    with pytest.raises(guard.HTTPException) as caught:  # which the application turns into an answer
+        ask(LOCAL, pieces=[piece] * 50)
+    assert caught.value.status_code == 413
+
+
+def test_every_answer_carries_the_headers_and_keeps_its_own():
+    _, headers, _, _ = ask(LOCAL)
+    assert "default-src 'none'" in headers["content-security-policy"] and headers["x-content-type-options"] == "nosniff"
+    assert headers["cache-control"] == "max-age=5"
+    refused = ask(LOCAL, host="evil.example")[1]
+    assert refused["cache-control"] == "no-store" and "content-security-policy" in refused
+
+
+def test_draining_ends_when_the_client_does_not(monkeypatch):
+    monkeypatch.setattr(guard, "DRAINED_BYTES", 10_000)
+    status, _, _, left = ask(LOCAL, content_length="999999999", pieces=[b"x" * 1000] * 50)
+    assert status == 413 and len(left) == 40
+    monkeypatch.setattr(guard, "DRAINED_SECONDS", 0.05)
+
+    async def never():
+        await asyncio.sleep(60)
+
+    asyncio.run(guard._drained(never))
+
+
+def test_web_sockets_are_not_answered():
+    async def nothing(*_):
+        pytest.fail("asked")
+
+    asyncio.run(Guard(nothing, LOCAL)({"type": "websocket"}, nothing, nothing))

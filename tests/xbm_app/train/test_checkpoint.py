@@ -1,0 +1,167 @@
+import builtins
+import errno
+import os
+import pickle
+import shutil
+import subprocess
+
+import pytest
+import torch
+
+from xbm.errors import InputError
+from xbm_app.train import checkpoint
+from xbm_app.train.checkpoint import FORMAT, read_checkpoint, write_checkpoint
+
+STATE = {"step": 7, "rows": torch.arange(15.0).reshape(5, 3), "best": -1.0, "names": ["a", "b"], "memory": None}
+
+
+def test_what_is_written_is_read_back(tmp_path):
+    path = tmp_path / "checkpoints" / "last.pt"
+    write_checkpoint(path, STATE)
+    read = read_checkpoint(path)
+    assert read.pop("format") == FORMAT
+    assert torch.equal(read.pop("rows"), STATE["rows"])
+    assert read == {name: value for name, value in STATE.items() if name != "rows"}
+    assert os.listdir(path.parent) == ["last.pt"]
+
+
+def test_the_new_one_replaces_the_old_one(tmp_path):
+    path = tmp_path / "last.pt"
+    write_checkpoint(path, STATE)
+    (tmp_path / "last.part.pt").write_bytes(b"half of one, left by a kill")
+    write_checkpoint(path, {**STATE, "step": 14})
+    assert read_checkpoint(path)["step"] == 14 and os.listdir(tmp_path) == ["last.pt"]
+
+
+@pytest.mark.parametrize("where", ["open", "write", "fsync", "replace"])
+@pytest.mark.parametrize("earlier", [True, False])
+def test_a_full_disk_is_one_sentence_and_the_old_one_survives(tmp_path, monkeypatch, where, earlier):
+    path = tmp_path / "last.pt"
+    if earlier:
+        write_checkpoint(path, STATE)
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    plain = builtins.open
+
+    class Full:
+        """A file that takes a little and no more."""
+
+        def __init__(self, file):
+            self.file, self.room = file, 100
+
+        def write(self, data):
+            self.room -= len(data)
+            if self.room < 0:
+                full()
+            return self.file.write(data)
+
+        def __getattr__(self, name):
+            return getattr(self.file, name)
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            self.file.close()
+
+    if where == "open":
+        monkeypatch.setattr(checkpoint, "open", full, raising=False)
+    elif where == "write":
+        monkeypatch.setattr(checkpoint, "open", lambda *given: Full(plain(*given)), raising=False)
+    else:
+        monkeypatch.setattr(os, where, full)
+    kept = "the checkpoint before it is unharmed" if earlier else "no checkpoint had been written yet"
+    with pytest.raises(
+        InputError, match=rf"could not write {path} \(No space left on device\); {kept}: free some space"
+    ) as error:
+        write_checkpoint(path, {**STATE, "step": 14})
+    assert "\n" not in str(error.value)
+    monkeypatch.undo()
+    assert os.listdir(tmp_path) == (["last.pt"] if earlier else [])
+    if earlier:
+        assert read_checkpoint(path)["step"] == 7
+
+
+@pytest.fixture
+def little_disk(tmp_path):
+    """A real file system of 256 KiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if (
+        shutil.which("mount") is None
+        or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", folder], capture_output=True).returncode
+    ):
+        pytest.skip("mounting is not permitted here")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+def test_a_disk_that_is_really_full(little_disk):
+    path = little_disk / "last.pt"
+    write_checkpoint(path, STATE)
+    with pytest.raises(
+        InputError, match=r"could not write .* \(No space left on device\); the checkpoint before it is unharmed"
+    ):
+        write_checkpoint(path, {"step": 8, "rows": torch.zeros(100_000)})
+    assert read_checkpoint(path)["step"] == 7 and os.listdir(little_disk) == ["last.pt"]
+
+
+def test_a_folder_that_may_not_be_written_to(tmp_path):
+    (tmp_path / "checkpoints").write_text("a file where the folder should be")
+    with pytest.raises(InputError, match="could not write"):
+        write_checkpoint(tmp_path / "checkpoints" / "last.pt", STATE)
+
+
+class Mischief:
+    def __init__(self, target):
+        self.target = target
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.target),)
+
+
+def unreadable(path, how):
+    write_checkpoint(path, STATE)
+    if how == "truncated":
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    elif how == "garbage":
+        path.write_bytes(bytes(range(256)) * 9)
+    elif how == "empty":
+        path.write_bytes(b"")
+    elif how == "pickled code":
+        path.write_bytes(pickle.dumps(Mischief(path.parent / "made"), protocol=2))
+    elif how == "code":
+        torch.save({"format": FORMAT, "step": Mischief(path.parent / "made")}, path)
+
+
+@pytest.mark.parametrize("how", ["truncated", "garbage", "empty", "pickled code", "code"])
+def test_an_unreadable_one_is_one_sentence_and_its_code_does_not_run(tmp_path, how):
+    path = tmp_path / "last.pt"
+    unreadable(path, how)
+    with pytest.raises(InputError, match=f"{path} cannot be read as a checkpoint .*: restore it from a copy") as error:
+        read_checkpoint(path)
+    assert "\n" not in str(error.value) and not (tmp_path / "made").exists()
+
+
+def test_an_unreadable_one_points_to_another_where_there_is_one(tmp_path):
+    unreadable(tmp_path / "last.pt", "truncated")
+    write_checkpoint(tmp_path / "best.pt", STATE)
+    with pytest.raises(InputError, match=f"copy {tmp_path / 'best.pt'} over it"):
+        read_checkpoint(tmp_path / "last.pt")
+
+
+def test_other_files_of_torch_and_newer_formats_are_told_apart(tmp_path):
+    path = tmp_path / "last.pt"
+    torch.save(torch.zeros(3), path)
+    with pytest.raises(InputError, match="is not a checkpoint of xbm"):
+        read_checkpoint(path)
+    torch.save({"weight": torch.zeros(3)}, path)
+    with pytest.raises(InputError, match="is not a checkpoint of xbm"):
+        read_checkpoint(path)
+    torch.save({"format": FORMAT + 1}, path)
+    with pytest.raises(InputError, match=f"has format {FORMAT + 1}, this version reads up to {FORMAT}: upgrade"):
+        read_checkpoint(path)
+    with pytest.raises(InputError, match="does not exist"):
+        read_checkpoint(tmp_path / "none.pt")

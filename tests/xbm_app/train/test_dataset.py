@@ -1,0 +1,213 @@
+import csv
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.tiny import draw_photos, tiny_config
+from xbm.errors import InputError
+from xbm_app.data.images import Dataset, ImageSet, Protocol
+from xbm_app.data.store import prepare
+from xbm_app.train.config import Data, override
+from xbm_app.train.dataset import begin_run, flip_labels, hold_out, read_data, read_run, store_of
+from xbm_app.train.evaluate import evaluate_run
+from xbm_app.train.loop import train
+
+
+@pytest.fixture
+def own(tmp_path) -> Path:
+    """Photographs that a test may change."""
+    return draw_photos(tmp_path / "my.photos", classes=8, each=3)
+
+
+def contents(dataset: Dataset) -> list:
+    sets = [dataset.train, dataset.protocols[0].query]
+    return [(dataset.name, dataset.protocols[0].ks), *((s.name, list(s.paths), s.labels.tolist(), s.class_names) for s in sets)]
+
+
+def test_the_split_is_written_and_names_every_image_once(own, tmp_path):
+    dataset = begin_run(tiny_config(own), tmp_path / "run")
+    rows = list(csv.DictReader((tmp_path / "run" / "split.csv").open()))
+    assert sorted(row["path"] for row in rows) == sorted(str(path.relative_to(own)) for path in own.rglob("*.png"))
+    train = {row["label"] for row in rows if row["split"] == "train"}
+    tested = {row["label"] for row in rows if row["split"] == "test"}
+    assert len(train) == len(tested) == 4 and not train & tested
+    assert dataset.name == "my.photos" and dataset.train.name == "my.photos train"
+    assert {row["path"] for row in rows if row["split"] == "train"} == set(dataset.train.paths)
+
+
+def test_the_split_is_the_same_on_every_reading_and_in_every_run(own, tmp_path):
+    first = contents(begin_run(tiny_config(own), tmp_path / "a"))
+    assert contents(read_run(tiny_config(own), tmp_path / "a")) == first
+    assert contents(begin_run(tiny_config(own, seed=5), tmp_path / "b")) == first
+    assert contents(read_data(tiny_config(own).data)) == first  # and the same as without a file of its own
+    assert (tmp_path / "a" / "split.csv").read_bytes() == (tmp_path / "b" / "split.csv").read_bytes()
+
+
+def test_the_written_split_wins_over_what_came_later(own, tmp_path):
+    config = tiny_config(own)
+    before = contents(begin_run(config, tmp_path / "run"))
+    for label in range(8):
+        shutil.copytree(own / "class_00", own / f"new_{label}")
+    assert contents(read_run(config, tmp_path / "run")) == before
+    assert contents(read_data(config.data)) != before
+
+
+def test_a_run_goes_on_and_is_scored_as_it_began_when_the_folder_has_grown(own, tmp_path):
+    config = tiny_config(own, batch__size=4, optim__iterations=7)
+    result = train(config, tmp_path / "run", quiet=True)
+    for label in range(8):
+        shutil.copytree(own / "class_00", own / f"new_{label}")
+    again = train(override(config, {"optim.iterations": 9}), tmp_path / "run", resume=True, quiet=True)
+    assert again["data"] == result["data"]
+    assert evaluate_run(tmp_path / "run")["queries"] == result["queries"] == 12
+
+
+def test_a_moved_folder_is_found_again(own, tmp_path):
+    train(tiny_config(own, batch__size=4, optim__iterations=2), tmp_path / "run", quiet=True)
+    before = evaluate_run(tmp_path / "run")
+    own.rename(tmp_path / "moved")
+    with pytest.raises(InputError, match="is missing"):
+        evaluate_run(tmp_path / "run")
+    assert evaluate_run(tmp_path / "run", tmp_path / "moved") == before
+
+
+def test_a_table_is_written_down_too_and_not_needed_again(own, tmp_path):
+    table = own / "list.csv"
+    rows = [f"{path.relative_to(own)},{path.parent.name}" for path in sorted(own.rglob("*.png"))]
+    table.write_text("\n".join(["path,label", *rows]) + "\n")
+    config = tiny_config(table)
+    first = contents(begin_run(config, tmp_path / "run"))
+    table.unlink()
+    assert contents(read_run(config, tmp_path / "run")) == first and first[0][0] == "list"
+
+
+def test_broken_images_stop_a_run_before_it_begins(own, tmp_path, capsys):
+    (own / "class_03" / "1.png").write_bytes(b"no picture")
+    with pytest.raises(InputError, match=r"1 image is broken in .*: mend them, or add --skip-problems"):
+        begin_run(tiny_config(own), tmp_path / "run")
+    assert "class_03/1.png" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_skipped_images_stay_out_of_all_that_follows(own, tmp_path):
+    dataset = read_data(Data(name="own", root=str(own)))
+    bad, tested = dataset.train.paths[1], dataset.protocols[0].query.paths[4]
+    (own / bad).write_bytes(b"no picture")
+    (own / tested).write_bytes(b"no picture")
+    config = tiny_config(own, data__skip_problems=True, batch__size=4, optim__iterations=2)
+    result = train(config, tmp_path / "run", quiet=True)
+    assert result["data"]["train_images"] == 11 and result["queries"] == 11
+    scored = evaluate_run(tmp_path / "run")
+    assert {name: scored[name] for name in ("recall@1", "queries")} == {name: result[name] for name in ("recall@1", "queries")}
+    paths = read_run(config, tmp_path / "run").train.paths
+    assert bad not in paths and len(paths) == 11
+
+
+def made(classes: int, each: int = 2) -> Dataset:
+    labels = np.repeat(np.arange(classes), each)
+    pixels = np.zeros((len(labels), 4, 4), np.uint8)
+    images = ImageSet("made train", labels, [f"class {k}" for k in range(classes)], pixels=pixels)
+    return Dataset("made", images, (Protocol("test", images, (1, 2)),))
+
+
+def test_held_out_classes_are_disjoint_and_complete():
+    held = hold_out(made(10), 0.3)
+    kept, scored = set(held.train.class_names), set(held.protocols[0].query.class_names)
+    assert len(kept) == 7 and len(scored) == 3 and not kept & scored
+    assert len(held.train) == 14 and len(held.protocols[0].query) == 6
+    assert held.protocols[0].name == "held-out" and held.protocols[0].ks == (1, 2) and len(held.protocols) == 1
+    assert np.array_equal(np.unique(held.train.labels), np.arange(7))
+
+
+def test_held_out_classes_are_the_same_for_every_seed_and_order(photos, tmp_path):
+    chosen = [
+        set(begin_run(tiny_config(photos, data__holdout=0.4, seed=seed), tmp_path / str(seed)).protocols[0].query.class_names)
+        for seed in (0, 1)
+    ]
+    assert chosen[0] == chosen[1] and len(chosen[0]) == 2
+    turned = made(10)
+    order = np.arange(20)[::-1]
+    images = ImageSet("made train", 9 - turned.train.labels[order], turned.train.class_names[::-1], pixels=turned.train.pixels)
+    other = Dataset("made", images, turned.protocols)
+    assert set(hold_out(made(10), 0.3).train.class_names) == set(hold_out(other, 0.3).train.class_names)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.95, 1.0, 2.0])
+def test_a_share_that_leaves_too_few_classes_is_refused(share):
+    with pytest.raises(InputError, match=f"data.holdout={share} of 10 classes leaves too few"):
+        hold_out(made(10), share)
+
+
+@pytest.mark.parametrize("classes", [4, 5, 7, 9, 10, 33])
+def test_the_share_that_is_advised_instead_works(classes):
+    with pytest.raises(InputError, match=r"try [\d.]+$") as error:
+        hold_out(made(classes), 0.01)
+    assert hold_out(made(classes), float(str(error.value).split()[-1])).train.num_classes >= 2
+
+
+def test_too_few_classes_to_hold_any_out_are_refused():
+    with pytest.raises(InputError, match=r"two training classes on either side, and there are 3: set it to 0"):
+        hold_out(made(3), 0.5)
+
+
+def test_test_classes_are_never_held_out(photos):
+    dataset = read_data(Data(name="own", root=str(photos)))
+    held = hold_out(dataset, 0.4)
+    tested = set(dataset.protocols[0].query.class_names)
+    assert not tested & (set(held.train.class_names) | set(held.protocols[0].query.class_names))
+
+
+def test_a_store_serves_a_part_of_what_it_holds(own, tmp_path):
+    dataset = read_data(Data(name="own", root=str(own)))
+    store = prepare(dataset.train, tmp_path / "store", resize=16, quiet=True)
+    data = Data(name="own", root=str(own), store=str(store), holdout=0.5)
+    held = hold_out(dataset, 0.5)
+    for images in (held.train, held.protocols[0].query):
+        part = store_of(images, data)
+        assert np.array_equal(part.labels, images.labels)
+        assert all(np.array_equal(part.view(k), np.asarray(images.open(k))) for k in range(len(images)))
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (Data(name="birds"), "unknown data set 'birds'"),
+        (Data(name="car"), "did you mean 'cars'"),
+        (Data(name="cars"), r"give --root DIR \(data.root\)"),
+        (Data(name="own"), r"give --data DIR \(data.root\)"),
+        (Data(name="own", root="/no/such/folder"), "/no/such/folder is no folder"),
+        (Data(name="own", root="/no/such/list.csv"), "/no/such/list.csv is missing"),
+    ],
+)
+def test_data_that_cannot_be_read_is_one_sentence(data, message):
+    with pytest.raises(InputError, match=message) as error:
+        read_data(data)
+    assert "\n" not in str(error.value)
+
+
+def test_as_many_labels_are_flipped_as_asked_and_to_other_classes_that_are_there():
+    right = made(10).train
+    wrong = flip_labels(right, 0.3)
+    assert (wrong.labels != right.labels).sum() == round(0.3 * len(right)) and wrong.labels.max() < 10
+    assert wrong.class_names == right.class_names and (flip_labels(right, 0.3).labels == wrong.labels).all()
+    assert (flip_labels(right, 0.0).labels == right.labels).all()
+    with pytest.raises(InputError, match=r"data\.noise=1\.5 is no share of the labels"):
+        flip_labels(right, 1.5)
+    with pytest.raises(InputError, match="give 0 or more, and less than 1"):
+        flip_labels(right, 1.0)
+    with pytest.raises(InputError, match="there is one class: set it to 0"):
+        flip_labels(made(1).train, 0.5)
+    assert (flip_labels(made(1).train, 0.0).labels == 0).all()
+
+
+def test_held_out_and_test_classes_keep_their_labels_and_the_training_feed_has_the_wrong_ones(own, tmp_path):
+    config = tiny_config(own, data__holdout=0.5)
+    noisy = tiny_config(own, data__holdout=0.5, data__noise=0.5)
+    right, wrong = begin_run(config, tmp_path / "a"), begin_run(noisy, tmp_path / "b")
+    assert (wrong.protocols[0].query.labels == right.protocols[0].query.labels).all()
+    assert (wrong.train.labels != right.train.labels).sum() == round(0.5 * len(right.train))
+    store = prepare(read_data(config.data).train, tmp_path / "store", resize=16, quiet=True)
+    stored = store_of(wrong.train, override(noisy, {"data.store": str(store)}).data)
+    assert stored.labels.tolist() == wrong.train.labels.tolist()

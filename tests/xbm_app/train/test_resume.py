@@ -1,0 +1,154 @@
+"""A run that is stopped anywhere, as often as you like, ends as if nothing had happened."""
+
+import random
+
+import pytest
+import torch
+
+from tests.tiny import differences, tiny_config
+from tests.xbm_app.train.interrupted import Killed, ended, ended_in_checkpoint
+from xbm.errors import InputError
+from xbm_app.doubt import ASIDE
+from xbm_app.train import task
+from xbm_app.train.checkpoint import read_checkpoint
+from xbm_app.train.loop import train
+from xbm_app.train.metrics import read_metrics
+
+CASES = {
+    "queue": {},
+    "moving_average": {"memory__update": "moving_average", "memory__momentum": 0.7},
+    "backprop": {"memory__update": "backprop", "memory__alpha": 0.3, "memory__momentum": 0.5},
+    "doubt": {"memory__update": "moving_average", "memory__doubt": "skip", "data__noise": 0.2},
+    "doubt, rows that descend": {"memory__update": "backprop", "memory__doubt": "skip", "data__noise": 0.2},
+    "updates_per_step": {"memory__updates_per_step": 2, "memory__ratio": 0.7},
+    "accumulate": {"batch__accumulate": 2, "memory__batch_weight": 0.0},
+    "plateau": {"optim__schedule": "plateau", "log__every": 1, "optim__lr": 1e-7, "memory__fill": False, "memory__ratio": 0.3},
+    "held_out": {"data__holdout": 0.4, "log__evaluate_every": 3, "batch__size": 6, "loss__name": "triplet"},
+    "no_memory": {"memory__ratio": 0.0, "loss__name": "multi_similarity", "model__freeze_batch_norm": True},
+}
+LINES = 4000  # fewer than any of these runs takes from beginning to end
+
+
+def die() -> None:
+    raise Killed
+
+
+def stop_and_go(config, folder, kills: int, seed: int) -> int:
+    """Trains with a stop at random places; returns how often it was stopped."""
+    draw, stopped = random.Random(seed), 0
+    for _ in range(kills):
+        try:
+            with ended(draw, LINES, die):
+                train(config, folder, resume=(folder / "config.yaml").exists(), quiet=True)
+        except Killed:
+            stopped += 1
+    train(config, folder, resume=(folder / "config.yaml").exists(), quiet=True)
+    return stopped
+
+
+@pytest.fixture
+def doubting(monkeypatch):
+    """Labels are looked at early and whatever the embeddings tell: there are rows set aside within a short run."""
+    monkeypatch.setattr("xbm_app.train.job.LOOK", 3)
+    monkeypatch.setattr("xbm_app.doubt.MOST", 1.0)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_run_stopped_at_random_lines_ends_bit_for_bit_as_one_that_was_not(photos, tmp_path, doubting, case):
+    config = tiny_config(photos, **CASES[case])
+    train(config, tmp_path / "whole", quiet=True)
+    stopped = stop_and_go(config, tmp_path / "stopped", kills=4, seed=len(case))
+    assert stopped >= 2
+    assert differences(tmp_path / "whole", tmp_path / "stopped") == []
+
+
+def test_the_doubt_of_these_tests_sets_rows_aside(photos, tmp_path, doubting):
+    config = tiny_config(photos, **CASES["doubt"])
+    train(config, tmp_path / "run", quiet=True)
+    stamps = read_checkpoint(tmp_path / "run" / "checkpoints" / "last.pt")["memory"]["stamps"]
+    assert 0 < (stamps == ASIDE).sum() < len(stamps)
+
+
+def test_the_plateau_of_these_tests_is_met_within_the_run(photos, tmp_path):
+    config = tiny_config(photos, **CASES["plateau"])
+    train(config, tmp_path / "run", quiet=True)
+    rates = [row["lr"] for row in read_metrics(tmp_path / "run" / "metrics.csv")]
+    assert rates[0] == 1e-7 and rates[-1] < 2e-8
+
+
+@pytest.mark.parametrize("case", ["queue", "plateau"])
+def test_a_run_stopped_in_the_middle_of_a_checkpoint_goes_on_from_the_one_before(photos, tmp_path, case):
+    config = tiny_config(photos, **CASES[case])
+    train(config, tmp_path / "whole", quiet=True)
+    with pytest.raises(Killed), ended_in_checkpoint(3, die):
+        train(config, tmp_path / "run", quiet=True)
+    assert read_checkpoint(tmp_path / "run" / "checkpoints" / "last.pt")["step"] == 14
+    assert read_metrics(tmp_path / "run" / "metrics.csv")[-1]["step"] == 16
+    train(config, tmp_path / "run", resume=True, quiet=True)
+    assert differences(tmp_path / "whole", tmp_path / "run") == []
+
+
+def test_a_run_stopped_before_its_first_checkpoint_begins_again(photos, tmp_path):
+    config = tiny_config(photos)
+    train(config, tmp_path / "whole", quiet=True)
+    with pytest.raises(Killed), ended_in_checkpoint(1, die):
+        train(config, tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run" / "checkpoints" / "last.pt").exists()
+    train(config, tmp_path / "run", resume=True, quiet=True)
+    assert differences(tmp_path / "whole", tmp_path / "run") == []
+
+
+def test_resuming_a_finished_run_changes_nothing(photos, tmp_path):
+    config = tiny_config(photos)
+    train(config, tmp_path / "once", quiet=True)
+    took = train(config, tmp_path / "twice", quiet=True)["seconds_per_iteration"]
+    assert took > 0
+    assert train(config, tmp_path / "twice", resume=True, quiet=True)["seconds_per_iteration"] == took
+    assert differences(tmp_path / "once", tmp_path / "twice") == []
+
+
+def test_random_numbers_drawn_by_the_model_go_on_where_they_stopped(photos, tmp_path, monkeypatch):
+    plain = task.model_of
+
+    def with_dropout(config):
+        model = plain(config)
+        model.trunk = torch.nn.Sequential(model.trunk, torch.nn.Dropout(0.4))
+        return model
+
+    monkeypatch.setattr(task, "model_of", with_dropout)
+    config = tiny_config(photos)
+    train(config, tmp_path / "whole", quiet=True)
+    with pytest.raises(Killed), ended_in_checkpoint(2, die):
+        train(config, tmp_path / "run", quiet=True)
+    torch.manual_seed(99)
+    train(config, tmp_path / "run", resume=True, quiet=True)
+    assert differences(tmp_path / "whole", tmp_path / "run") == []
+
+
+def test_seeds_differ(photos, tmp_path):
+    """What these tests compare does depend on what they vary."""
+    train(tiny_config(photos), tmp_path / "one", quiet=True)
+    train(tiny_config(photos, seed=1), tmp_path / "other", quiet=True)
+    assert {"metrics.csv", "last.pt/memory/rows", "last.pt/model/head.weight"} <= set(
+        differences(tmp_path / "one", tmp_path / "other")
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"optim__lr": 1e-2}, "optim.lr was 0.001 in this run and is 0.01 now"),
+        ({"memory__ratio": 0.5}, "memory.ratio was 1.0 in this run and is 0.5 now"),
+        ({"data__holdout": 0.4}, "trained on 36 images of 6 classes"),
+    ],
+)
+def test_a_run_is_not_resumed_as_another_one(photos, tmp_path, change, message):
+    train(tiny_config(photos), tmp_path, quiet=True)
+    with pytest.raises(InputError, match=message):
+        train(tiny_config(photos, **change), tmp_path, resume=True, quiet=True)
+
+
+def test_a_finished_run_can_be_made_longer(photos, tmp_path):
+    train(tiny_config(photos, optim__iterations=7), tmp_path / "run", quiet=True)
+    result = train(tiny_config(photos), tmp_path / "run", resume=True, quiet=True)
+    assert result["iterations"] == 17 and read_checkpoint(tmp_path / "run" / "checkpoints" / "last.pt")["step"] == 17
