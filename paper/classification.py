@@ -12,12 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from xbm_app.data.feeds import Batches
-from xbm_app.drift import Drift
 from xbm_app.models import EmbeddingModel, build_model
 from xbm_app.train import task
 from xbm_app.train.checkpoint import read_checkpoint, write_checkpoint
 from xbm_app.train.config import Config
 from xbm_app.train.dataset import begin_run, read_run
+from xbm_app.train.feature_drift import Drift
 
 LOSS = "cross_entropy"  # loss.name of a config that is classified rather than compared
 PROBES = 64

@@ -38,12 +38,12 @@ LAZY_FORWARDS = {"xbm/__init__.py", "xbm/__main__.py"}
 LAYERS = {
     "xbm": [{"errors"}, {"checks", "kernels"}, {"engine"}, {"memory"}, {"losses"}, {"distributed"}, {"retrieval"}],
     "xbm_app": [
-        {"extras", "progress", "drift", "doubt"}, {"data", "models"}, {"train"}, {"report"}, {"demo"},
+        {"extras", "progress"}, {"data", "models"}, {"train"}, {"report"}, {"demo"},
         {"search", "export"}, {"serve"}, {"cli"}, {"main"},
     ],
 }  # fmt: skip
 MOST_LINES = 350
-MOST_MODULES = 219  # in src and paper together; grow by replacing
+MOST_MODULES = 218  # in src and paper together; grow by replacing
 
 
 def relative(path: Path) -> str:
@@ -255,10 +255,16 @@ def test_there_is_no_drawer_for_odds_and_ends():
 
 # ------------------------------------------------------------------ the examples in the docstrings
 
+
+def doctest_lines(path: Path) -> list[str]:
+    """The lines of its examples that run."""
+    return [line for line in path.read_text().splitlines() if line.lstrip().startswith(">>> ") and "+SKIP" not in line]
+
+
 WITH_EXAMPLES = sorted(
     ".".join([FILES[path], *path.relative_to(PARTS[FILES[path]]).with_suffix("").parts]).removesuffix(".__init__")
     for path in FILES
-    if "    >>> " in path.read_text() and FILES[path] != "paper"
+    if doctest_lines(path) and FILES[path] != "paper"
 )
 
 

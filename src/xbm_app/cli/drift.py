@@ -16,7 +16,7 @@ def drift(
     """Show the feature drift D(x, t; Δt) of runs for Δt = 10, 100 and 1000, as a table and as a figure.
 
     Every run measures it on 32 fixed training images, in eval mode, at every line of its metrics. In a loop of your own,
-    `xbm_app.drift.Drift` does the same.
+    `xbm_app.train.feature_drift.Drift` does the same.
 
     Example: `xbm drift runs/2026-01-31_120000_cars`
     """

@@ -31,7 +31,7 @@ def evaluate(
         if ks is not None:
             raise InputError("--ks is for an .npz, a run is scored by its data set's own protocol: leave it out")
         from xbm_app.cli.train import show
-        from xbm_app.train.evaluate import evaluate_run
+        from xbm_app.train.scoring import evaluate_run
 
         result = evaluate_run(what, root)
         show(result)

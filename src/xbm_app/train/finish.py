@@ -4,6 +4,7 @@ import csv
 import json
 import platform
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,15 @@ from torch import Tensor
 from xbm.distributed import Ranks
 from xbm.memory import CrossBatchMemory
 from xbm.retrieval import cumulative, nearest
-from xbm.retrieval import score as score_protocol
 from xbm_app.data.feeds import sweep
 from xbm_app.data.images import ImageSet, Protocol
-from xbm_app.doubt import MOST, Doubted, doubted, too_many
 from xbm_app.train import task
 from xbm_app.train.console import Console
+from xbm_app.train.cuda_graphs import without_trials
 from xbm_app.train.files import replacing
 from xbm_app.train.job import Job
-from xbm_app.train.replay import without_trials
+from xbm_app.train.label_errors import MOST, Doubted, doubted, too_many
+from xbm_app.train.scoring import Scores, score_protocols
 
 NEIGHBOURS = 8  # retrieved images kept for each query
 SHOWN = 12  # anchors whose mined negatives are kept
@@ -54,25 +55,16 @@ def share_of(count: int, at_once: int, ranks: Ranks) -> tuple[int, int]:
     return first, min(stop, count)
 
 
-def score(job: Job, kept: dict[int, Tensor] | None = None) -> dict[str, dict[str, float]]:
-    """Every protocol's figures. `kept` collects the embeddings by the identity of their set: protocols share sets."""
-    kept = {} if kept is None else kept
-    found = {}
-    for protocol in job.dataset.protocols:
-        for images in (protocol.query, protocol.gallery):
-            if images is not None and id(images) not in kept:
-                kept[id(images)] = embed(job, images)
-        gallery = None if protocol.gallery is None else kept[id(protocol.gallery)]
-        found[protocol.name] = score_protocol(protocol, kept[id(protocol.query)], gallery, job.ranks)
-    return found
+def score(job: Job) -> tuple[Scores, dict[int, Tensor]]:
+    """The scores of every protocol, and the embeddings by `id(image_set)`."""
+    return score_protocols(job.dataset.protocols, partial(embed, job), job.ranks)
 
 
 def finish(job: Job, console: Console) -> dict[str, Any]:
     """Scores the finished run, writes `result.json`, `examples.npz` and `doubted.csv`, and returns the figures."""
     cost = cost_of_training(job, console)
     console.say("scoring " + ", ".join(protocol.name for protocol in job.dataset.protocols))
-    kept: dict[int, Tensor] = {}
-    scores = score(job, kept)
+    scores, kept = score(job)
     if job.doubting is not None and too_many(job.doubting, job.dataset.train.num_classes):
         unsure = (
             f"more than {MOST:.0%} of the training images lie among those of other classes, so none was doubted: either the "

@@ -17,15 +17,15 @@ from xbm.memory import CrossBatchMemory, statistics_kept
 from xbm_app.data.feeds import Batches
 from xbm_app.data.images import Dataset
 from xbm_app.data.ordered import in_order
-from xbm_app.doubt import aside, set_aside
-from xbm_app.drift import Drift
 from xbm_app.models import parameter_groups
 from xbm_app.models.fused import fuse
 from xbm_app.models.synchronised import synchronise
 from xbm_app.train import task
 from xbm_app.train.checkpoint import read_checkpoint, write_checkpoint
 from xbm_app.train.config import Config, flat, from_dict, to_dict
-from xbm_app.train.replay import Replayed
+from xbm_app.train.cuda_graphs import Replayed
+from xbm_app.train.feature_drift import Drift
+from xbm_app.train.label_errors import aside, set_aside
 from xbm_app.train.share import share_gradients
 
 Batch = tuple[Tensor, Tensor, Tensor]  # images, labels, ids

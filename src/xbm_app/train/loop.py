@@ -22,10 +22,10 @@ from xbm.distributed import the_ranks
 from xbm.errors import InputError
 from xbm_app.train.config import Config, check
 from xbm_app.train.console import Console
+from xbm_app.train.cuda_graphs import Recorded, why_not
 from xbm_app.train.dataset import begin_run, read_run
 from xbm_app.train.files import disk_trouble_told, held
 from xbm_app.train.finish import finish, score
-from xbm_app.train.graph import Recorded, why_not
 from xbm_app.train.job import TALLY, Iteration, Job
 from xbm_app.train.metrics import Metrics
 from xbm_app.train.watch import spread_of
@@ -72,7 +72,7 @@ def run(job: Job, start: int, metrics: Metrics, console: Console) -> None:
         if done % config.log.every == 0 or choosing or last:
             row = line(job, step, anchors, drifts)
             if choosing:
-                row["recall@1"] = next(iter(score(job).values()))["recall@1"]
+                row["recall@1"] = next(iter(score(job)[0].values()))["recall@1"]
                 if row["recall@1"] > job.best:
                     job.best = row["recall@1"]
                     job.save(done, job.folder / "checkpoints" / "best.pt")

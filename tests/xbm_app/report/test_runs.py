@@ -29,7 +29,7 @@ def folders(tmp_path_factory):
     train(tiny_config(photos, seed=1), home / "second", quiet=True)
     train(tiny_config(photos), home / "first", quiet=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("xbm_app.doubt.MOST", 1.0)
+        patch.setattr("xbm_app.train.label_errors.MOST", 1.0)
         doubting = {"memory__update": "moving_average", "memory__doubt": "skip", "data__noise": 0.3}
         train(tiny_config(photos, **doubting), home / "doubting", quiet=True)
     return home

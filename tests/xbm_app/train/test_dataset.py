@@ -11,8 +11,8 @@ from xbm_app.data.images import Dataset, ImageSet, Protocol
 from xbm_app.data.store import prepare
 from xbm_app.train.config import Data, override
 from xbm_app.train.dataset import begin_run, flip_labels, hold_out, read_data, read_run, store_of
-from xbm_app.train.evaluate import evaluate_run
 from xbm_app.train.loop import train
+from xbm_app.train.scoring import evaluate_run
 
 
 @pytest.fixture

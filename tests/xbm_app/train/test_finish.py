@@ -8,10 +8,10 @@ from tests.tiny import tiny_config
 from xbm.memory import CrossBatchMemory
 from xbm.retrieval import evaluate
 from xbm_app.data.images import Protocol
-from xbm_app.doubt import ASIDE, doubted
 from xbm_app.train.checkpoint import read_checkpoint
 from xbm_app.train.dataset import read_run
 from xbm_app.train.finish import ALIKE, MINED, NEIGHBOURS, recall_curve
+from xbm_app.train.label_errors import ASIDE, doubted
 from xbm_app.train.load import load
 from xbm_app.train.loop import train
 
@@ -98,7 +98,7 @@ def test_the_folder_holds_what_it_should_and_nothing_half_written(run):
 
 def test_labels_in_doubt_are_listed_for_a_person_to_look_at(photos, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("xbm_app.train.job.LOOK", 5)  # of 17: since the last look some were written anew
-    monkeypatch.setattr("xbm_app.doubt.MOST", 1.0)
+    monkeypatch.setattr("xbm_app.train.label_errors.MOST", 1.0)
     config = tiny_config(photos, memory__update="moving_average", memory__doubt="skip", data__noise=0.2)
     train(config, tmp_path / "run")
     images = read_run(config, tmp_path / "run").train
@@ -127,7 +127,7 @@ def test_labels_in_doubt_are_listed_for_a_person_to_look_at(photos, tmp_path, mo
 
 
 def test_a_run_that_could_doubt_no_label_says_so(photos, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("xbm_app.doubt.MOST", 0.0)
+    monkeypatch.setattr("xbm_app.train.label_errors.MOST", 0.0)
     config = tiny_config(photos, memory__update="moving_average", memory__doubt="skip", data__noise=0.5)
     result = train(config, tmp_path / "run")
     said = "training images lie among those of other classes, so none was doubted"

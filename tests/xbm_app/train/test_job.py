@@ -6,10 +6,10 @@ import torch
 
 from tests.tiny import same, tiny_config
 from xbm.errors import InputError
-from xbm_app.doubt import ASIDE
 from xbm_app.train.checkpoint import read_checkpoint
 from xbm_app.train.dataset import begin_run
 from xbm_app.train.job import TALLY, Job
+from xbm_app.train.label_errors import ASIDE
 
 
 @pytest.fixture

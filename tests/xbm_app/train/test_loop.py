@@ -10,12 +10,12 @@ from tests.tiny import tiny_config
 from xbm.errors import InputError
 from xbm.losses import ContrastiveLoss
 from xbm.memory import CrossBatchMemory
-from xbm_app.doubt import ASIDE
 from xbm_app.train import job as jobs
 from xbm_app.train import loop
 from xbm_app.train.checkpoint import read_checkpoint
 from xbm_app.train.dataset import begin_run
 from xbm_app.train.files import held
+from xbm_app.train.label_errors import ASIDE
 from xbm_app.train.loop import train
 from xbm_app.train.metrics import read_metrics
 
@@ -190,7 +190,7 @@ def test_choosing_scores_held_out_classes_when_due_and_keeps_the_best(photos, tm
 
 def test_of_equal_scores_the_first_is_the_best(photos, tmp_path, monkeypatch):
     scores = iter((0.3, 0.5, 0.5, 0.4, 0.1))
-    monkeypatch.setattr(loop, "score", lambda job: {"held-out": {"recall@1": next(scores)}})
+    monkeypatch.setattr(loop, "score", lambda job: ({"held-out": {"recall@1": next(scores)}}, {}))
     train(tiny_config(photos, data__holdout=0.4, log__evaluate_every=3, batch__size=6), tmp_path / "run", quiet=True)
     best = read_checkpoint(tmp_path / "run" / "checkpoints" / "best.pt")
     assert (best["step"], best["best"]) == (6, 0.5)

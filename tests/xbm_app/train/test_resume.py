@@ -8,9 +8,9 @@ import torch
 from tests.tiny import differences, tiny_config
 from tests.xbm_app.train.interrupted import Killed, ended, ended_in_checkpoint
 from xbm.errors import InputError
-from xbm_app.doubt import ASIDE
 from xbm_app.train import task
 from xbm_app.train.checkpoint import read_checkpoint
+from xbm_app.train.label_errors import ASIDE
 from xbm_app.train.loop import train
 from xbm_app.train.metrics import read_metrics
 
@@ -50,7 +50,7 @@ def stop_and_go(config, folder, kills: int, seed: int) -> int:
 def doubting(monkeypatch):
     """Labels are looked at early and whatever the embeddings tell: there are rows set aside within a short run."""
     monkeypatch.setattr("xbm_app.train.job.LOOK", 3)
-    monkeypatch.setattr("xbm_app.doubt.MOST", 1.0)
+    monkeypatch.setattr("xbm_app.train.label_errors.MOST", 1.0)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -16,9 +16,9 @@ import torch
 from tests.tiny import set_options, tiny_config
 from tests.worlds import on_ranks
 from xbm.distributed.ranks import the_ranks
-from xbm_app.doubt import ASIDE
 from xbm_app.train.dataset import begin_run
 from xbm_app.train.job import Job
+from xbm_app.train.label_errors import ASIDE
 from xbm_app.train.loop import learn, train
 
 # Without batch norm's own statistics a rank more or less is only another order of summation.
@@ -78,7 +78,7 @@ def doubting(photos: Path, folder: Path) -> list[int]:
     """The stamps of this rank's memory after a few steps of which each looks at the labels."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("xbm_app.train.job.LOOK", 1)
-        patch.setattr("xbm_app.doubt.MOST", 1.0)
+        patch.setattr("xbm_app.train.label_errors.MOST", 1.0)
         config = tiny_config(photos, memory__update="moving_average", memory__doubt="skip", data__noise=0.3, **SAME)
         job = Job(config, begin_run(config, folder, the_ranks()), folder)
         for iteration in list(job.iterations(0))[:5]:

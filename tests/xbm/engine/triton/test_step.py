@@ -7,7 +7,7 @@ import torch
 
 from tests.xbm.engine.triton.interpreted import LOSSES, check, memory_with, unit
 from xbm import ContrastiveLoss, CrossBatchMemory, InputError, MultiSimilarityLoss
-from xbm_app.doubt import ASIDE
+from xbm_app.train.label_errors import ASIDE
 
 steps = importlib.import_module("xbm.engine.triton.step")
 

@@ -6,7 +6,7 @@ import torch
 from tests.xbm.engine.triton.interpreted import unit
 from xbm import CrossBatchMemory
 from xbm.engine import triton as kernels
-from xbm_app.doubt import ASIDE
+from xbm_app.train.label_errors import ASIDE
 
 KEPT = ("pointer", "latest")  # what only a queue changes
 KEYED = ("rows", "row_labels", "row_ids", "stamps", "count", "clock", "unsound")

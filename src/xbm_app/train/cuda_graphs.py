@@ -1,24 +1,30 @@
-"""A whole step as one CUDA graph: a small network's step is hundreds of kernels that start slower than they run.
+"""CUDA graphs: a training step of a small network is hundreds of kernels that take longer to launch than to run.
 
-The first steps run as they are, which also lets every library choose its kernels; the next one is recorded, and from then on
-a step is two small copies (which images, which step) and one start. Warm-up and memory phase are recorded separately.
+`Recorded` runs the first steps eagerly, which lets every library choose its kernels, and captures the next one. From then on
+a step is two small copies (which images, which step) and one launch. Warm-up and memory phase are captured separately.
+`Replayed` does the same for forward passes without gradient: filling the memory, measuring the drift.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from xbm_app.data.feeds import ResidentFeed
-from xbm_app.train.job import Iteration, Job
 
-PLAIN = 3  # steps before one is recorded
+if TYPE_CHECKING:
+    from xbm_app.train.job import Iteration, Job
 
-Learn = Callable[[Job, Iteration, bool], Tensor]  # one step: an iteration's data, whether the memory is on; gives the anchors
+PLAIN_STEPS = 3  # steps before one is captured
+PLAIN_PASSES = 2  # forward passes per input shape before one is captured
+
+Learn = Callable[["Job", "Iteration", bool], Tensor]  # (job, data, memory on?) -> anchors
 
 
-def why_not(job: Job) -> str | None:
+def why_not(job: "Job") -> str | None:
     """Why steps cannot be recorded, if they cannot."""
     if job.device.type != "cuda":
         return "only a GPU has graphs"
@@ -34,7 +40,7 @@ def why_not(job: Job) -> str | None:
 class Recorded:
     """Calls `learn` for one step after the other, by itself or as a recorded graph: the same operations on the same data."""
 
-    def __init__(self, job: Job, learn: Learn, say: Callable[[str], None]) -> None:
+    def __init__(self, job: "Job", learn: Learn, say: Callable[[str], None]) -> None:
         self.job, self.learn, self.say = job, learn, say
         self.size = job.config.batch.size
         self.ids = torch.zeros((job.batches_per_step, self.size), dtype=torch.int64, device=job.device)
@@ -53,7 +59,7 @@ class Recorded:
         batches = [self.job.sampler.batch(first + k) for k in range(len(self.ids))]
         self.first.fill_(first)
         self._load(np.stack(batches))
-        if self.graph is None and self.plain >= PLAIN and not self.given_up:
+        if self.graph is None and self.plain >= PLAIN_STEPS and not self.given_up:
             self._record(step)
         if self.graph is not None and self.anchors is not None:
             self.graph.replay()
@@ -93,3 +99,52 @@ class Recorded:
             made = call()
         torch.cuda.current_stream(self.job.device).wait_stream(self.beside)
         return made
+
+
+class Replayed(nn.Module):
+    """The model, its passes recorded by the shape of their input. What it returns is overwritten by its next call.
+
+    Only for a model whose mode, train or eval, does not change in between, and under `torch.no_grad()`.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.seen: dict[torch.Size, int] = {}
+        self.recorded: dict[torch.Size, tuple[torch.cuda.CUDAGraph, Tensor, Tensor]] = {}
+
+    def forward(self, images: Tensor) -> Tensor:
+        if not images.is_cuda:
+            return self.model(images)
+        with without_trials():
+            return self._replayed(images)
+
+    def _replayed(self, images: Tensor) -> Tensor:
+        shape = images.shape
+        if shape not in self.recorded:
+            self.seen[shape] = self.seen.get(shape, 0) + 1
+            if self.seen[shape] <= PLAIN_PASSES:
+                return self.model(images)
+            self.recorded[shape] = self._record(images)
+        graph, given, made = self.recorded[shape]
+        given.copy_(images)
+        graph.replay()
+        return made
+
+    def _record(self, images: Tensor) -> tuple[torch.cuda.CUDAGraph, Tensor, Tensor]:
+        given, graph = images.clone(memory_format=torch.preserve_format), torch.cuda.CUDAGraph()
+        torch.cuda.synchronize(images.device)
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            made = self.model(given)
+        return graph, given, made
+
+
+@contextmanager
+def without_trials() -> Iterator[None]:
+    """For passes that are too few for it to pay to try out convolutions, which cuDNN would do anew for every shape and type."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before

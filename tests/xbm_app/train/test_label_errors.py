@@ -4,9 +4,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from xbm import ContrastiveLoss, CrossBatchMemory, doubt
+from xbm import ContrastiveLoss, CrossBatchMemory
 from xbm.errors import InputError
-from xbm_app.doubt import aside, contradicted, doubted, in_doubt, set_aside
+from xbm_app.train import label_errors
+from xbm_app.train.label_errors import aside, contradicted, doubted, in_doubt, set_aside
 
 
 def clusters(classes=20, each=12, dim=16, spread=0.6):
@@ -24,14 +25,16 @@ def model(rows, labels, classes):
         for c in several:
             others = [k for k in range(len(labels)) if labels[k] == c and k != j]
             near[c] = float((rows[others] @ rows[j]).mean())
-        doubted.append(label in near and sum(value > near[label] for value in near.values()) >= doubt.NEAREST * len(several))
-    too_many = sum(doubted) > doubt.MOST * int((labels >= 0).sum())
+        doubted.append(
+            label in near and sum(value > near[label] for value in near.values()) >= label_errors.NEAREST * len(several)
+        )
+    too_many = sum(doubted) > label_errors.MOST * int((labels >= 0).sum())
     return [False] * len(labels) if too_many else doubted
 
 
 @pytest.mark.parametrize("block", [1, 77, 1 << 22])
 def test_the_same_as_row_by_row(monkeypatch, block):
-    monkeypatch.setattr(doubt, "BLOCK", block)
+    monkeypatch.setattr(label_errors, "BLOCK", block)
     some = 0
     for seed in range(6):
         torch.manual_seed(seed)
@@ -71,8 +74,8 @@ def test_too_many_wrong_labels_are_told_from_none():
     for wrong, too_many in ((0, False), (24, False), (96, True)):  # of 240, and the classes are as far apart as before
         memory = CrossBatchMemory(250, 16, "moving_average")
         memory.enqueue(rows, torch.cat([(right[:wrong] + 7) % 20, right[wrong:]]), torch.arange(240))
-        assert doubt.too_many(memory, 20) == too_many
-        assert bool(doubt.in_doubt(memory, 20).any()) == (wrong == 24)
+        assert label_errors.too_many(memory, 20) == too_many
+        assert bool(label_errors.in_doubt(memory, 20).any()) == (wrong == 24)
 
 
 def remembered(update="moving_average"):
@@ -109,7 +112,7 @@ def test_what_is_set_aside_stays_so_until_it_is_written_anew():
     set_aside(memory, 20)
     before = memory.stamps.clone()
     set_aside(memory, 20)
-    assert ((before == doubt.ASIDE) <= (memory.stamps == doubt.ASIDE)).all()
+    assert ((before == label_errors.ASIDE) <= (memory.stamps == label_errors.ASIDE)).all()
     count = len(memory)
     k = int(doubted.nonzero()[0, 0])
     new = F.normalize(torch.randn(1, 16))
@@ -126,11 +129,11 @@ def test_the_most_doubtful_come_first_with_the_class_they_lie_among(monkeypatch,
     memory.enqueue(rows[again], labels[again], again)  # in doubt, and not set aside
     memory.stamps[(labels == 3).nonzero()[4:, 0]] = -1  # a class of few rows is nobody's nearest
     right = int((memory.stamps[:240] >= 0).nonzero()[0, 0])
-    memory.stamps[right] = doubt.ASIDE  # one that lies among its own class by now
+    memory.stamps[right] = label_errors.ASIDE  # one that lies among its own class by now
     found = in_doubt(memory, 20)
     assert found[right]
     found[right] = False
-    monkeypatch.setattr(doubt, "BLOCK", block)
+    monkeypatch.setattr(label_errors, "BLOCK", block)
     index, nearest, lead = doubted(memory, 20)
     assert sorted(index.tolist()) == found.nonzero()[:, 0].tolist() and set(again.tolist()) & set(index.tolist())
     assert lead.tolist() == sorted(lead.tolist(), reverse=True) and len(lead) > 20

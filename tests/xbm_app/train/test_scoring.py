@@ -2,8 +2,8 @@ import pytest
 
 from tests.tiny import tiny_config
 from xbm.errors import InputError
-from xbm_app.train.evaluate import evaluate_run
 from xbm_app.train.loop import train
+from xbm_app.train.scoring import evaluate_run
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -7,12 +7,13 @@ import pytest
 import torch
 
 from tests.tiny import differences, tiny_config
-from xbm_app.train import graph, loop
+from xbm_app.train import cuda_graphs, loop
+from xbm_app.train.cuda_graphs import Replayed
 from xbm_app.train.job import Job
 from xbm_app.train.loop import train
 
 
-class Played(graph.Recorded):
+class Played(cuda_graphs.Recorded):
     """Where a GPU would replay kernels, this runs the step again on the same static inputs."""
 
     def _load(self, ids):
@@ -68,7 +69,7 @@ class Fails(Played):
     """A recording that runs out of memory after its backward pass: gradients are there that nobody computed."""
 
     recording = False
-    _record = graph.Recorded._record
+    _record = cuda_graphs.Recorded._record
 
     def _step(self, step, ids):
         if not Fails.recording:
@@ -107,18 +108,18 @@ def test_who_cannot_be_recorded_is_told(photos, tmp_path):
         job = Job(config, loop.begin_run(config, tmp_path / str(len(changes)) / "run"), tmp_path)
         given = job.device
         job.device = torch.device("cuda")
-        return given, graph.why_not(job), job
+        return given, cuda_graphs.why_not(job), job
 
     given, reason, job = asked(data__feed="decode")
     assert "not on the device" in reason
     job.device = given
-    assert "only a GPU" in graph.why_not(job)
+    assert "only a GPU" in cuda_graphs.why_not(job)
     _, reason, job = asked(data__feed="resident", seed=3)
     assert reason is None
     job.scaler = SimpleNamespace(is_enabled=lambda: True)
-    assert "float16" in graph.why_not(job)
+    assert "float16" in cuda_graphs.why_not(job)
     job.ranks = SimpleNamespace(world=2)
-    assert "2 processes" in graph.why_not(job) and "nor is batch norm fused" in graph.why_not(job)
+    assert "2 processes" in cuda_graphs.why_not(job) and "nor is batch norm fused" in cuda_graphs.why_not(job)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -128,3 +129,24 @@ def test_on_a_gpu_a_recorded_run_learns_what_a_plain_one_learns(photos, tmp_path
     monkeypatch.setattr(loop, "why_not", lambda job: "not now")
     plain = train(tiny_config(photos, **changes), tmp_path / "plain", quiet=True)
     assert abs(recorded["recall@1"] - plain["recall@1"]) < 0.1
+
+
+def test_on_a_cpu_it_is_the_model():
+    model = torch.nn.Linear(3, 2)
+    images = torch.randn(4, 3)
+    replayed = Replayed(model)
+    for _ in range(5):
+        assert torch.equal(replayed(images), model(images))
+    assert not replayed.recorded and dict(replayed.named_buffers()) == {}
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@torch.no_grad()
+def test_on_a_gpu_each_shape_is_recorded_after_its_first_passes():
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 5, 3), torch.nn.BatchNorm2d(5)).cuda()
+    replayed, before = Replayed(model), model[1].running_mean.clone()
+    for _ in range(cuda_graphs.PLAIN_PASSES + 3):
+        for count in (4, 7):
+            images = torch.randn(count, 3, 8, 8, device="cuda")
+            assert torch.allclose(replayed(images), model(images), atol=1e-5)
+    assert len(replayed.recorded) == 2 and not torch.equal(model[1].running_mean, before)
