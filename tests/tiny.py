@@ -2,6 +2,7 @@
 
 import io
 import json
+from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +13,7 @@ import torch
 from PIL import Image
 
 from xbm.__main__ import main
+from xbm_app.main import main as run_app
 from xbm_app.train.config import Config, override
 from xbm_app.train.presets import preset
 
@@ -55,11 +57,22 @@ class Answer(NamedTuple):
 
 
 def xbm(*words: object) -> Answer:
-    """`xbm ...` in this process."""
+    """Calls the `xbm` command in this process."""
+    return call("xbm", main, words)
+
+
+def paper(*words: object) -> Answer:
+    """Calls `python -m paper` in this process."""
+    from paper.__main__ import app
+
+    return call("paper", lambda: run_app(lambda: app), words)
+
+
+def call(name: str, entry: Callable[[], None], words: tuple[object, ...]) -> Answer:
     out, err, code = io.StringIO(), io.StringIO(), 0
-    with patch("sys.argv", ["xbm", *map(str, words)]), redirect_stdout(out), redirect_stderr(err):
+    with patch("sys.argv", [name, *map(str, words)]), redirect_stdout(out), redirect_stderr(err):
         try:
-            main()
+            entry()
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else 1
     return Answer(code, out.getvalue(), err.getvalue())

@@ -6,7 +6,7 @@ import pytest
 from paper import workers
 from paper.record import Records, identity
 from paper.workers import Outcome
-from tests.tiny import xbm
+from tests.tiny import paper
 from xbm_app.train.presets import preset
 
 ABOUT = {"date": "2026-01-31", "device": "cpu", "precision": "fp32"}
@@ -26,15 +26,15 @@ def asked(monkeypatch):
 
 
 def test_the_list_names_every_experiment(tmp_path):
-    code, out, err = xbm("paper", "--results", tmp_path)
+    code, out, err = paper("--results", tmp_path)
     assert code == 0, err
     assert all(name in out for name in ("table-1", "s-table-7", "figure-1", "lemma-1", "smoke")) and "Table 2" in out
 
 
 def test_run_passes_on_what_it_is_told(asked, tmp_path):
     (tmp_path / "cars").mkdir()
-    words = ("paper", "run", "s-table-3", "--data", f"cars={tmp_path / 'cars'}", "--trunk", "efficientnet_lite0", "--seeds", 2)
-    code, out, err = xbm(*words, "--jobs", 3, "--budget", 500, "--results", tmp_path / "r", "--runs", tmp_path / "runs")
+    words = ("run", "s-table-3", "--data", f"cars={tmp_path / 'cars'}", "--trunk", "efficientnet_lite0", "--seeds", 2)
+    code, out, err = paper(*words, "--jobs", 3, "--budget", 500, "--results", tmp_path / "r", "--runs", tmp_path / "runs")
     assert code == 0, err
     assert len(asked["plan"].ready) == 18 and asked["plan"].waiting == 12  # six rows, three rates, two seeds
     assert (asked["jobs"], asked["budget"], asked["runs"], asked["records"].folder) == (
@@ -49,7 +49,7 @@ def test_run_passes_on_what_it_is_told(asked, tmp_path):
 
 def test_a_run_that_failed_ends_in_a_sentence(asked, tmp_path):
     asked["outcome"] = Outcome(1, {"k": "glyphs_small: no luck"}, 0)
-    code, _, err = xbm("paper", "run", "drift", "--data", "glyphs", "--results", tmp_path)
+    code, _, err = paper("run", "drift", "--data", "glyphs", "--results", tmp_path)
     assert code == 2 and "1 runs failed, the first: glyphs_small: no luck" in err
 
 
@@ -58,33 +58,33 @@ def test_a_run_that_failed_ends_in_a_sentence(asked, tmp_path):
     [(("tabel-1", "--data", "glyphs"), "did you mean 'table-1'"), (("table-1",), "say which data to run on")],
 )
 def test_mistakes_end_in_a_sentence(asked, words, message):
-    code, _, err = xbm("paper", "run", *words)
+    code, _, err = paper("run", *words)
     assert code == 2 and message in err
 
 
 def test_an_experiment_that_says_nothing_about_the_data_is_told(asked, tmp_path):
-    code, _, err = xbm("paper", "run", "table-1", "--data", "glyphs", "--results", tmp_path)
+    code, _, err = paper("run", "table-1", "--data", "glyphs", "--results", tmp_path)
     assert code == 2 and "table-1: nothing of it is for this data" in err
 
 
 def test_a_report_of_nothing_leaves_what_was_written(tmp_path):
-    code, _, err = xbm("paper", "report", "--results", tmp_path / "r", "--out", tmp_path / "docs")
+    code, _, err = paper("report", "--results", tmp_path / "r", "--out", tmp_path / "docs")
     assert code == 2 and "holds no results" in err and not (tmp_path / "docs").exists()
 
 
 def test_the_report_is_written(tmp_path):
     Records(tmp_path / "r").write({"config": identity(preset("sop")), "failed": "iteration 3", **ABOUT})
-    code, out, err = xbm("paper", "report", "--results", tmp_path / "r", "--out", tmp_path / "docs")
+    code, out, err = paper("report", "--results", tmp_path / "r", "--out", tmp_path / "docs")
     assert code == 0, err
     pages = [tmp_path / "docs" / name for name in ("results.md", "robustness.md")]
     assert out.split() == [str(page) for page in pages] and all("not run" in page.read_text() for page in pages)
-    assert xbm("paper", "report", "--results", tmp_path / "r", "--out", tmp_path / "docs", "--data", "glyphs").code == 0
+    assert paper("report", "--results", tmp_path / "r", "--out", tmp_path / "docs", "--data", "glyphs").code == 0
 
 
 @pytest.mark.parametrize("name", ["run", "report"])
 def test_help_shows_an_example(name):
-    code, out, _ = xbm("paper", name, "--help")
-    assert code == 0 and "Example" in out and f"xbm paper {name}" in out.replace("\n", " ")
+    code, out, _ = paper(name, "--help")
+    assert code == 0 and "Example" in out and f"python -m paper {name}" in out.replace("\n", " ")
 
 
 def test_a_machine_without_pyarrow_and_faiss_can_run_experiments():
