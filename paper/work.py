@@ -14,15 +14,13 @@ from paper import balance  # noqa: F401 (a loss that configs name)
 from paper.classification import LOSS as CROSS_ENTROPY
 from paper.plan import Task
 from paper.record import NAMED, Records, file_name, identity
-from xbm.errors import InputError
+from xbm.errors import DivergedError
 from xbm_app.report.drift_curves import read_columns
 from xbm_app.train.checkpoint import read_checkpoint
 from xbm_app.train.config import Config, override
 from xbm_app.train.files import replacing
 from xbm_app.train.finish import device_name
 from xbm_app.train.task import pick_device
-
-DIVERGED = "the loss is not finite"
 
 
 def execute(task: Task, config: Config, runs: Path, records: Records, beside: int = 1) -> Path:
@@ -45,11 +43,9 @@ def execute(task: Task, config: Config, runs: Path, records: Records, beside: in
     values: dict[str, Any] = {"config": settings}
     try:
         values |= _trained(task, config, folder)
-    except InputError as error:
-        if DIVERGED not in str(error):
-            raise
+    except DivergedError as error:
         # a rate at which the net diverges is an outcome like any other, and not to be tried again
-        values["failed"] = f"iteration {str(error).split('iteration ', 1)[-1].split(';')[0]}"
+        values["failed"] = f"iteration {error.iteration}: the loss is not finite"
     finally:
         gc.collect()  # the next run of this process needs the room
         if torch.cuda.is_available():

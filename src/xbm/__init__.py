@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from xbm.errors import InputError as InputError
+    from xbm.errors import XbmError as XbmError
     from xbm.losses import CircleLoss as CircleLoss
     from xbm.losses import ContrastiveLoss as ContrastiveLoss
     from xbm.losses import LiftedStructureLoss as LiftedStructureLoss
@@ -43,6 +44,7 @@ _HOME = {
     "NPairsLoss": "xbm.losses",
     "SupConLoss": "xbm.losses",
     "TripletLoss": "xbm.losses",
+    "XbmError": "xbm.errors",
     "load": "xbm_app.train.load",
 }
 __all__ = ["__version__", *(name for name, home in _HOME.items() if home.startswith("xbm."))]

@@ -78,7 +78,7 @@ class CrossBatchMemory(nn.Module):
             raise InputError(f"momentum must satisfy 0 ≤ m < 1, not {momentum}")
         self.size, self.dim, self.update, self.momentum, self.alpha = size, dim, update, momentum, alpha
 
-        self.register_buffer("rows", torch.zeros(size, dim, dtype=dtype, device=device))
+        self.register_buffer("rows", _allocate(size, dim, dtype, device))
         for name in ("row_labels", "row_ids", "stamps"):
             self.register_buffer(name, torch.full((size,), -1, dtype=torch.int64, device=device))
         for name in ("pointer", "count", "clock", "latest", "unsound"):
@@ -211,11 +211,11 @@ class CrossBatchMemory(nn.Module):
 
     # ---------------------------------------------------------------- reading
 
-    def __len__(self) -> int:
-        return int(self.count)
-
     def __bool__(self) -> bool:
         return True  # an empty memory is still a memory
+
+    def __len__(self) -> int:
+        return int(self.count)
 
     @property
     def is_full(self) -> bool:
@@ -275,6 +275,15 @@ class CrossBatchMemory(nn.Module):
 
     def extra_repr(self) -> str:
         return f"size={self.size}, dim={self.dim}, update={self.update!r}, dtype={self.rows.dtype}"
+
+
+def _allocate(size: int, dim: int, dtype: torch.dtype, device: torch.device | str | None) -> Tensor:
+    try:
+        return torch.zeros(size, dim, dtype=dtype, device=device)
+    except RuntimeError as error:
+        if type(error) is not RuntimeError:  # on a CPU torch reports a lack of memory as nothing more special
+            raise
+        raise MemoryError(f"a memory of {size} × {dim} {dtype} does not fit") from error
 
 
 class Fillable(Protocol):

@@ -10,20 +10,21 @@ from typing import TextIO
 PACKAGES = [Path(__file__).parents[1] / name for name in ("xbm", "xbm_app")]  # whose warnings are shown as one sentence
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)  # full, or not for this user to write to
 PATH = (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOENT)  # a folder in place of a file, or the other way round
-NO_ROOM = ("out of memory", "can't allocate memory", "not enough memory", "size calculation overflowed")  # torch's words
 
 
 def told(error: Exception) -> str | None:
     """What to say of an error that the user can mend; None for one that is a defect."""
-    from xbm.errors import InputError
+    from xbm.errors import XbmError
 
-    if isinstance(error, InputError):
+    if isinstance(error, XbmError):
         return str(error)
     if isinstance(error, OSError) and error.errno in (*DISK, *PATH):
         what, mend = error.filename or "the disk", "make room" if error.errno in DISK else "give another path"
         return f"{what} cannot be written or read ({error.strerror}): {mend}"
-    if isinstance(error, MemoryError) or any(words in str(error) for words in NO_ROOM):
-        where = "GPU" if "CUDA" in str(error) else "machine"
+    torch = sys.modules.get("torch")  # an error of torch's cannot come from where torch was not imported
+    on_gpu = torch is not None and isinstance(error, torch.OutOfMemoryError)
+    if on_gpu or isinstance(error, MemoryError):
+        where = "GPU" if on_gpu else "machine"
         mend = "a smaller batch.size, memory.ratio or model.dim takes less, memory.dtype=bfloat16 halves the memory's rows"
         return f"the {where} has not enough memory for this: {mend}"
     return None

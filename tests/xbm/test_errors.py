@@ -2,6 +2,7 @@
 
 import pytest
 
+from xbm import errors
 from xbm.errors import InputError, unknown
 
 
@@ -23,3 +24,15 @@ def test_nothing_near_lists_what_there_is():
 
 def test_names_may_come_from_anything_iterable_and_the_given_one_may_be_no_text():
     assert "choose one of a, b" in str(unknown("size", 7, iter({"b": 1, "a": 2})))
+
+
+def test_errors_carry_their_data_and_form_one_tree(tmp_path):
+    diverged = errors.DivergedError(7, tmp_path / "last.pt")
+    assert diverged.iteration == 7 and diverged.checkpoint == tmp_path / "last.pt" and "iteration 7" in str(diverged)
+    assert errors.DivergedError(7).checkpoint is None
+    assert errors.LostPeerError("rank 3 is silent").reason == "rank 3 is silent"
+    assert errors.DamagedFileError(tmp_path, "cut short").path == tmp_path
+    for kind in (errors.InputError, errors.DivergedError, errors.LostPeerError):
+        assert issubclass(kind, errors.XbmError)
+    assert not issubclass(errors.DivergedError, ValueError) and issubclass(errors.DamagedFileError, errors.InputError)
+    assert issubclass(errors.TerminatedError, errors.LostPeerError)

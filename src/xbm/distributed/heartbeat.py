@@ -11,6 +11,8 @@ from threading import Event, Thread
 from types import TracebackType
 from typing import Protocol
 
+from xbm.errors import LostPeerError
+
 PERIOD = 2.0  # seconds between two looks
 SILENCE = 20.0  # seconds after which a rank that does not count up is given up
 GRACE = 5.0  # seconds in which the main thread may find out by itself, by an exchange that fails
@@ -71,14 +73,7 @@ class Heartbeat:
 
     def _end(self, words: str) -> None:
         if not self._over.wait(GRACE):
-            sys.stderr.write(f"error: {ended(words)}\n")  # the end of the line with it: others write to the same terminal now
+            # the end of the line with it: others write to the same terminal now
+            sys.stderr.write(f"error: {LostPeerError(words)}\n")
             sys.stderr.flush()
             os._exit(2)
-
-
-def ended(why: str) -> str:
-    """The one sentence for a run that cannot go on because of another process."""
-    return (
-        f"another process of this run has ended or cannot be reached ({why}): see its own last words, and start all of them "
-        "again, with --resume where there is a checkpoint"
-    )

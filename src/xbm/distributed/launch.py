@@ -14,9 +14,9 @@ import torch.distributed as dist
 # end, and the group's threads would meet the end of the process.
 import torch.distributed.nn
 
-from xbm.distributed.heartbeat import Heartbeat, ended
+from xbm.distributed.heartbeat import Heartbeat
 from xbm.distributed.ranks import Ranks, the_ranks
-from xbm.errors import InputError
+from xbm.errors import TerminatedError
 
 
 @contextmanager
@@ -54,4 +54,4 @@ def together(device: str = "auto") -> Iterator[Ranks]:
 
 def _told_to_end(number: int, frame: FrameType | None) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    raise InputError(ended("this process was told to end, as torchrun does when another has"))
+    raise TerminatedError("this process was told to end, as torchrun does when another has")

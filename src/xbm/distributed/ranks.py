@@ -9,8 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from xbm.distributed.heartbeat import ended
-from xbm.errors import InputError
+from xbm.errors import LostPeerError
 
 
 class Ranks:
@@ -131,9 +130,15 @@ def padded(x: Tensor, length: int) -> Tensor:
 
 @contextmanager
 def lost_touch_told() -> Iterator[None]:
-    """Turns the failure of an exchange, which is nearly always the end of another process, into one sentence."""
+    """Turns the failure of an exchange into `LostPeerError`.
+
+    gloo reports a closed connection as a plain RuntimeError and NCCL as a DistError. Subclasses of RuntimeError with a meaning
+    of their own, such as out of memory, pass through.
+    """
     try:
         yield
     except RuntimeError as error:
-        reason = str(error).strip().splitlines()[0]
-        raise InputError(ended(reason if len(reason) <= 160 else reason[:160] + "...")) from None
+        if type(error) is not RuntimeError and not isinstance(error, dist.DistError):
+            raise
+        first_line = str(error).strip().partition("\n")[0]
+        raise LostPeerError(first_line if len(first_line) <= 160 else first_line[:160] + "...") from error

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from xbm.errors import InputError
+from xbm.errors import DamagedFileError, InputError
 from xbm_app.train.files import replacing, unwritable
 
 FORMAT = 1
@@ -39,12 +39,14 @@ def read_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str,
         state = torch.load(path, map_location=device, weights_only=True)
     except FileNotFoundError:
         raise InputError(f"{path} does not exist: there is nothing to resume or to load here") from None
-    except Exception:  # a broken file fails in many ways, told in torch's words: all of them mean the same to the user
-        raise InputError(
-            f"{path} cannot be read as a checkpoint (cut short, damaged, or with code in it): {_instead(path)}"
-        ) from None
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # the readers fail in many ways on a broken file: all of them mean the same to the user
+        raise DamagedFileError(
+            path, f"{path} cannot be read as a checkpoint (cut short, damaged, or with code in it): {_instead(path)}"
+        ) from error
     if not isinstance(state, dict) or not isinstance(state.get("format"), int):
-        raise InputError(f"{path} is not a checkpoint of xbm: give a run folder made by `xbm train`")
+        raise DamagedFileError(path, f"{path} is not a checkpoint of xbm: give a run folder made by `xbm train`")
     if state["format"] > FORMAT:
         raise InputError(f"{path} has format {state['format']}, this version reads up to {FORMAT}: upgrade xbm")
     return state

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from xbm.distributed import the_ranks
-from xbm.errors import InputError
+from xbm.errors import DivergedError, InputError
 from xbm_app.train.config import Config, check
 from xbm_app.train.console import Console
 from xbm_app.train.cuda_graphs import Recorded, why_not
@@ -143,8 +143,4 @@ def line(job: Job, step: int, anchors: Tensor, drifts: dict[int, Tensor]) -> dic
 def finite(job: Job, step: int, values: Tensor, look: bool = False) -> None:
     """Stops a run that has diverged, before it can overwrite a good checkpoint. A GPU is only waited for with `look`."""
     if (look or job.device.type == "cpu") and not bool(torch.isfinite(values.detach()).all()):
-        kept = f"the last good checkpoint is {job.last}" if job.last.exists() else "no checkpoint had been written yet"
-        raise InputError(
-            f"iteration {step}: the loss is not finite; {kept}: try a lower optim.lr, optim.precision=fp32, "
-            "or memory.reduction=balanced, in a new run"
-        )
+        raise DivergedError(step, job.last if job.last.exists() else None)

@@ -9,7 +9,7 @@ import pytest
 import torch.distributed as dist
 
 from xbm.distributed import launch, together
-from xbm.errors import InputError
+from xbm.errors import TerminatedError
 
 
 def test_one_process_joins_nothing(monkeypatch):
@@ -22,7 +22,7 @@ def test_one_process_joins_nothing(monkeypatch):
 def test_a_process_that_torchrun_ends_says_so_once():
     before = signal.getsignal(signal.SIGTERM)
     try:
-        with pytest.raises(InputError, match="told to end"):
+        with pytest.raises(TerminatedError, match="told to end"):
             launch._told_to_end(signal.SIGTERM, None)
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
     finally:

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from tests.worlds import on_ranks
 from xbm.distributed import Ranks
 from xbm.distributed.ranks import lost_touch_told, the_ranks
-from xbm.errors import InputError
+from xbm.errors import LostPeerError
 
 
 def exchanges() -> dict:
@@ -44,7 +44,7 @@ def left_alone() -> str:
         os._exit(9)
     try:
         ranks.sum(torch.ones(3), "sum")
-    except InputError as error:
+    except LostPeerError as error:
         return str(error)
     return "nothing happened"
 
@@ -67,5 +67,7 @@ def test_one_process_needs_no_group():
 def test_only_failed_exchanges_are_retold():
     with pytest.raises(KeyError), lost_touch_told():
         raise KeyError("mine")
-    with pytest.raises(InputError, match="peer gone"), lost_touch_told():
+    with pytest.raises(LostPeerError, match="peer gone"), lost_touch_told():
         raise RuntimeError("peer gone\nat line 3")
+    with pytest.raises(torch.OutOfMemoryError), lost_touch_told():
+        raise torch.OutOfMemoryError("not a lost peer")

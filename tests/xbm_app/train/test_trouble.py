@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.tiny import differences, draw_photos, set_options, tiny_config, xbm
-from xbm.errors import InputError
+from xbm.errors import DivergedError, InputError
 from xbm_app.train import checkpoint
 from xbm_app.train import metrics as metrics_module
 from xbm_app.train.checkpoint import read_checkpoint
@@ -147,7 +147,7 @@ def test_a_rate_that_is_too_high_is_told_and_the_last_good_checkpoint_kept(photo
 
     monkeypatch.setattr(Job, "set_learning_rate", jump)
     run = tmp_path / "run"
-    with pytest.raises(InputError, match=SENTENCE.format(kept=f"the last good checkpoint is {run}/checkpoints/last.pt")):
+    with pytest.raises(DivergedError, match=SENTENCE.format(kept=f"the last good checkpoint is {run}/checkpoints/last.pt")):
         train(tiny_config(photos), run, quiet=True)
     state = last(run)
     assert state["step"] == 7 and all(bool(value.isfinite().all()) for value in state["model"].values())
@@ -168,7 +168,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_at_once(photos, tmp_path, monke
     monkeypatch.setattr(ContrastiveLoss, "forward", spoilt)
     run = tmp_path / "run"
     config = tiny_config(photos, log__every=100, memory__ratio=1.0 if memory else 0.0)
-    with pytest.raises(InputError, match=SENTENCE.format(kept="the last good checkpoint is .*")) as error:
+    with pytest.raises(DivergedError, match=SENTENCE.format(kept="the last good checkpoint is .*")) as error:
         train(config, run, quiet=True)
     assert str(error.value).startswith(f"iteration {7 if memory else 11}:")  # where it was, not where it was noticed
     assert last(run)["step"] == 7
@@ -188,7 +188,7 @@ def test_no_part_of_an_accumulated_step_may_be_bad(photos, tmp_path, monkeypatch
 
     monkeypatch.setattr(ContrastiveLoss, "forward", spoilt)
     config = tiny_config(photos, memory__ratio=0.0, batch__accumulate=2, log__checkpoint_every=1)
-    with pytest.raises(InputError, match="iteration 7: the loss is not finite"):
+    with pytest.raises(DivergedError, match="iteration 7: the loss is not finite"):
         train(config, tmp_path / "run", quiet=True)
     assert last(tmp_path / "run")["step"] == 7
 
@@ -207,7 +207,7 @@ def test_a_gradient_that_is_not_finite_does_not_reach_the_checkpoint(photos, tmp
         plain(job)
 
     monkeypatch.setattr(Job, "update", spoil)
-    with pytest.raises(InputError, match="iteration 13: the loss is not finite; the last good checkpoint is"):
+    with pytest.raises(DivergedError, match="iteration 13: the loss is not finite; the last good checkpoint is"):
         train(tiny_config(photos), tmp_path / "run", quiet=True)
     assert last(tmp_path / "run")["step"] == 7
 
