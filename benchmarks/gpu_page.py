@@ -13,8 +13,8 @@ PAGE = ROOT / "docs" / "gpu.md"
 
 HEAD = """# On a GPU
 
-All figures were measured on one NVIDIA H200. The files in `benchmarks/results/` contain them with versions, command and date; the
-CSV files contain every repeat. This page is generated from them by `python -m benchmarks.gpu_page`.
+All figures were measured on one NVIDIA H200. The files in `benchmarks/results/` contain them with versions, command and date;
+the CSV files contain every repeat. This page is generated from them by `python -m benchmarks.gpu_page`.
 
 A step of the loss is the forward and backward pass for 64 anchors.
 
