@@ -13,15 +13,19 @@ PAGE = ROOT / "docs" / "gpu.md"
 
 HEAD = """# On a GPU
 
-All figures: one NVIDIA H200; the files under `benchmarks/results/` hold them with versions, command and date, the CSV files
-every repeat. This page is written from them by `python -m benchmarks.gpu_page`.
+All figures were measured on one NVIDIA H200. The files in `benchmarks/results/` contain them with versions, command and date;
+the CSV files contain every repeat. This page is generated from them by `python -m benchmarks.gpu_page`.
 
-A step of the loss is forward and backward of 64 anchors. "Few valid" pairs are a few thousand, as in training; "every" is the
-worst case. "In a graph" is what training does. "Called plainly" is bound by the host, not by the GPU: beside it stands what a
-function of autograd that computes nothing costs on the same machine, and the same with
-`torch.autograd.set_multithreading_enabled(False)`, which keeps torch from handing the backward pass to another thread. A step
-that trains a network starts autograd once anyway, for the network: `with_gradient` makes loss and gradient without starting it,
-and `anchors.backward(gradient)` goes on.
+A step of the loss is the forward and backward pass for 64 anchors.
+
+- "Few valid" means a few thousand valid pairs, as in training; "every valid" is the worst case.
+- "In a graph" means inside a CUDA graph, as in training.
+- "Called plainly" is limited by the host, not by the GPU. For comparison, the tables show the cost of an autograd function that
+  computes nothing on the same machine.
+- "Autograd in one thread" uses `torch.autograd.set_multithreading_enabled(False)`, so torch does not hand the backward pass to
+  another thread.
+- `with_gradient` computes loss and gradient without starting autograd. `anchors.backward(gradient)` then continues into the
+  network, for which a training step starts autograd anyway.
 """
 
 
@@ -93,7 +97,7 @@ def training() -> str:
          f"{case['peak_gb']:.2f}", f"{case['bank_gb']:.3f}"]
         for case in found["cases"]
     ]  # fmt: skip
-    heads = ["GoogLeNet, 224², 512-d", "ms an iteration", "more than without memory", "peak GB, less the images", "bank GB"]
+    heads = ["GoogLeNet, 224², 512-d", "ms per iteration", "more than without memory", "peak GB without the images", "bank GB"]
     return source(found) + "\n" + table(heads, rows)
 
 
@@ -103,10 +107,10 @@ def schedule() -> str:
         return "Not measured yet.\n"
     seconds = found["seconds"]
     said = (
-        f"{found['iterations']:,} iterations, batch 64, R_M = 1, {found['images']:,} images made up at random: "
-        f"{seconds['in all']:.0f} s from a prepared store to the scores. Of these {seconds['load']:.0f} s loading, "
-        f"{seconds['train']:.0f} s training (warm-up, filling the memory, metrics and checkpoints among it: "
-        f"{found['ms_per_iteration']:.2f} ms an iteration) and {seconds['score']:.0f} s scoring 60,502 images.\n"
+        f"{found['iterations']:,} iterations, batch 64, R_M = 1, {found['images']:,} random images: "
+        f"{seconds['in all']:.0f} s from a prepared store to the scores. This includes {seconds['load']:.0f} s for loading, "
+        f"{seconds['train']:.0f} s for training (with warm-up, filling the memory, metrics and checkpoints: "
+        f"{found['ms_per_iteration']:.2f} ms per iteration) and {seconds['score']:.0f} s for scoring 60,502 images.\n"
     )
     return source(found) + "\n" + said
 

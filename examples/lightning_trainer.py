@@ -1,6 +1,6 @@
 """The memory in a LightningModule. Run: python examples/lightning_trainer.py
 
-The memory is a submodule, so that Lightning moves and saves it; under strategy="ddp" use the classes of `xbm.distributed` and
+The memory is a submodule, so Lightning moves and saves it. With strategy="ddp", use the classes of `xbm.distributed` and
 keep the memory out of the module (`self.__dict__["memory"] = …`): DDP would broadcast its buffers.
 """
 

@@ -1,4 +1,4 @@
-"""A loss of pytorch-metric-learning against our memory. Run: python examples/metric_learning.py"""
+"""A pytorch-metric-learning loss with a cross-batch memory. Run: python examples/metric_learning.py"""
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +17,7 @@ memory, loss_fn = CrossBatchMemory(size=500, dim=16), MetricLearningLoss(CircleL
 for step in range(100):
     ids = torch.randint(0, 1000, (32,))
     v = F.normalize(model(images[ids]))
-    memory.enqueue(v.detach(), labels[ids], ids)  # an anchor's own copy is told by its id
+    memory.enqueue(v.detach(), labels[ids], ids)  # ids identify an anchor's own copy
     loss = loss_fn(v, labels[ids], memory, ids=ids)
     optimizer.zero_grad()
     loss.backward()

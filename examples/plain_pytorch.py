@@ -1,4 +1,4 @@
-"""The memory in a plain PyTorch loop: three lines of it. Run: python examples/plain_pytorch.py"""
+"""A cross-batch memory in a plain PyTorch loop: three extra lines. Run: python examples/plain_pytorch.py"""
 
 import torch
 import torch.nn.functional as F

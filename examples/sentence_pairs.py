@@ -1,8 +1,8 @@
 """Sentence pairs with a memory of past negatives, in sentence-transformers. Run: python examples/sentence_pairs.py
 
-The memory sits in a loss, which SentenceTransformerTrainer calls like any of its own. A pair is a class of two sentences, told
-by the column `label`; an anchor's negatives are the sentences of many past batches instead of the few of its own. The model is
-made on the spot: one vector a word, averaged. Any SentenceTransformer takes its place.
+The memory is part of a loss, which SentenceTransformerTrainer calls like any other. Each pair is a class of two sentences,
+given by the column `label`. An anchor's negatives come from many past batches, not only from its own. The model here averages
+one vector per word; use any SentenceTransformer instead.
 """
 
 import random

@@ -1,7 +1,7 @@
 """Sentence pairs with a memory of past negatives, in Hugging Face's Trainer. Run: python examples/text_pairs.py
 
-A pair is a class of two sentences. An anchor's negatives are the sentences of many past batches instead of the few of its own.
-The encoder is a tiny BERT made on the spot; any other takes its place. For sentence-transformers see sentence_pairs.py.
+Each pair is a class of two sentences. An anchor's negatives come from many past batches, not only from its own.
+The encoder is a tiny, randomly initialized BERT; use any other instead. For sentence-transformers see sentence_pairs.py.
 """
 
 import random

@@ -32,7 +32,7 @@ def test_the_readme_quotes_the_page_about_robustness():
     noisy = re.findall(r"`auto` is \+([\d.]+) ± ([\d.]+) points.*\(\[robustness-noise\]", page)
     assert len(noisy) == 6 and all(float(gain) > float(error) for gain, error in noisy) and "in all six with a tenth" in words
     more = [float(found) for found in re.findall(r"ms \| ([+−][\d.]+) % \(", page)]
-    assert len(more) == 3 and f"takes {min(more)} to {max(more)} % more than with a plain queue" in words
+    assert len(more) == 3 and f"costs {min(more)} to {max(more)} % more than with a plain queue" in words
     of_glyphs = page.split("## Every recipe")[1].split("### glyphs")[1]
     without, paper = re.search(r"\| small, contrastive \| (\S+) ± \S+ \| (\S+) ±", of_glyphs).groups()
     assert f"from R@1 {without} to {paper} (glyphs, contrastive)" in words

@@ -1,6 +1,6 @@
 """Cross-batch memory for embedding learning: a memory of past embeddings and pair-weighted losses.
 
-The names below are loaded on first use, so that `xbm --help` need not wait for torch.
+Names are loaded on first use, so `xbm --help` does not wait for torch.
 
 Example:
     >>> import torch

@@ -1,10 +1,10 @@
-"""The memory: a bank of past embeddings with labels, instance ids and ages. All of its state is registered buffers.
+"""The memory: a bank of past embeddings with labels, instance ids and ages. All state is in registered buffers.
 
-    queue            first in, first out: the newest M embeddings, whatever they are of (the paper, section 3.3)
+    queue            first in, first out: the newest M embeddings of any images (the paper, section 3.3)
     moving_average   slot = instance id:  v ← normalise(m·v + (1−m)·v_new)            (supplementary, section 2)
     backprop         slot = instance id:  as above, and memory.step() descends:  v ← normalise(v − α ∂L/∂v)
 
-Nothing here waits for the device except the accessors that say so.
+Nothing here waits for the device, except the accessors documented to do so.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -26,15 +26,15 @@ STORAGE = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 class CrossBatchMemory(nn.Module):
-    """Remembers the embeddings of past batches, for the anchors of this one to be compared with.
+    """Stores the embeddings of past batches as comparison partners for the current anchors.
 
     Args:
         size: M, the number of slots. For the keyed updates: the number of instances, 0 ≤ id < size.
         dim: D, the length of an embedding.
         update: "queue", "moving_average" or "backprop".
-        dtype: how rows are stored: float64, float32, bfloat16 or float16.
+        dtype: storage type of the rows: float64, float32, bfloat16 or float16.
         momentum: m of the keyed updates; by default 0.9 for "moving_average" and 0 (plain substitution) for "backprop".
-        alpha: α of "backprop". A negative value gives the ascent that the paper's supplementary prints.
+        alpha: α of "backprop". A negative value gives gradient ascent, as printed in the paper's supplementary.
 
     Example:
         >>> memory = CrossBatchMemory(size=3, dim=2)
@@ -98,7 +98,7 @@ class CrossBatchMemory(nn.Module):
         """Writes embeddings (m, D) with their labels (m,) and instance ids (m,); with `mask` (m,) only the rows marked True.
 
         Raises:
-            InputError: anything that does not fit; the memory is then as it was.
+            InputError: if an argument is invalid; the memory is then unchanged.
         """
         check_embeddings(embeddings, "embeddings", self.dim)
         check_device(embeddings, "the embeddings", self.rows, "the memory")
@@ -131,7 +131,7 @@ class CrossBatchMemory(nn.Module):
             self._assign(embeddings, labels, ids, keep)
 
     def _enqueue_by_kernel(self, embeddings: Tensor, labels: Tensor, ids: Tensor | None, mask: Tensor | None) -> bool:
-        """Does the same in a launch or two instead of dozens; gives False where there is no kernel for it."""
+        """Enqueues with one or two kernel launches instead of dozens; returns False if there is no kernel for this case."""
         from xbm.engine import triton
 
         given, where = (embeddings, labels, ids, mask), (self.row_labels, self.row_ids, self.stamps)
@@ -194,7 +194,7 @@ class CrossBatchMemory(nn.Module):
 
     @torch.no_grad()
     def clear(self) -> None:
-        """Forgets everything."""
+        """Empties the memory."""
         self.rows.zero_()
         for buffer in (self.row_labels, self.row_ids, self.stamps):
             buffer.fill_(-1)
@@ -203,7 +203,7 @@ class CrossBatchMemory(nn.Module):
 
     @torch.no_grad()
     def fill(self, model: nn.Module, loader: Iterable) -> None:
-        """Starts the memory from images: clears it, then enqueues the embeddings of (images, labels, ids) until it is full.
+        """Clears the memory, then enqueues the embeddings of (images, labels, ids) until it is full.
 
         The model runs in train mode, as it does for the rows that follow; its batch-norm statistics are restored.
         """
@@ -219,7 +219,7 @@ class CrossBatchMemory(nn.Module):
 
     @property
     def is_full(self) -> bool:
-        """Whether every row was written; those that are set aside were."""
+        """Whether every row was written; ignored rows count as written."""
         return len(self) == self.size if self.update == "queue" else not bool((self.stamps == -1).any())
 
     @property
@@ -247,7 +247,7 @@ class CrossBatchMemory(nn.Module):
         return (self.pointer + torch.arange(self.size, device=self.pointer.device)) % self.size
 
     def check(self) -> None:
-        """Raises if rows had to be left out where the device could not be stopped to say so."""
+        """Raises InputError if bad rows were skipped on a device where `enqueue` could not raise."""
         if bad := int(self.unsound):
             raise InputError(
                 f"{bad} rows were left out of the memory: not finite, not of unit length, or an id outside 0 ≤ id < size"
@@ -256,7 +256,7 @@ class CrossBatchMemory(nn.Module):
     # ---------------------------------------------------------------- which rows an anchor must not meet
 
     def latest_slots(self, m: int) -> Tensor:
-        """(m,): where the rows of the latest enqueue lie, if it had m rows; -1 for those that did not stay."""
+        """(m,): the slots of the latest enqueue, if it had m rows; -1 for rows that were overwritten."""
         back = m - torch.arange(m, device=self.pointer.device)  # how many rows ago
         return torch.where(back <= self.size, (self.pointer - back) % self.size, -1)
 
@@ -287,7 +287,7 @@ def _allocate(size: int, dim: int, dtype: torch.dtype, device: torch.device | st
 
 
 class Fillable(Protocol):
-    """What `fill_from` asks of a memory."""
+    """What `fill_from` needs from a memory."""
 
     @property
     def rows(self) -> Tensor: ...
@@ -310,7 +310,7 @@ def fill_from(memory: Fillable, model: nn.Module, loader: Iterable) -> None:
 
 @contextmanager
 def statistics_kept(model: nn.Module) -> Iterator[None]:
-    """Train mode without a trace: for embeddings that only the memory sees. Batch-norm statistics come back afterwards."""
+    """Runs a model in train mode without gradients and restores its mode and batch-norm statistics afterwards."""
     was_training, buffers = model.training, {name: b.clone() for name, b in model.named_buffers()}
     model.train()
     try:
