@@ -41,10 +41,15 @@ print("heavy", [name for name in {HEAVY!r} if name in sys.modules])
     assert "code 0" in done.stdout or not words
 
 
-@pytest.mark.parametrize("name", sorted(COMMANDS))
+@pytest.mark.parametrize("name", sorted(name for name, command in COMMANDS.items() if not command.hidden))
 def test_every_commands_help_shows_an_example(name):
     code, out, _ = xbm(name, "--help")
     assert code == 0 and "Example" in out and f"xbm {name}" in out.replace("\n", " ")
+
+
+def test_the_papers_old_command_names_the_new_one():
+    code, out, err = xbm("paper", "run", "x")
+    assert code == 2 and "python -m paper" in err and out == ""
 
 
 def test_every_option_that_is_not_plain_is_explained():
