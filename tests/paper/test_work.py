@@ -5,13 +5,13 @@ import json
 import pytest
 import torch
 
-from paper import work
 from paper.measures import MEASURES
 from paper.plan import Task
 from paper.record import Records, file_name, identity
 from paper.work import execute, weights_of
 from tests.tiny import draw_photos, tiny_config
 from xbm.errors import InputError
+from xbm_app.report import drift_curves
 from xbm_app.report.drift_curves import read_columns
 from xbm_app.train.config import override
 from xbm_app.train.loop import train
@@ -151,6 +151,6 @@ def test_weights_of_a_file_have_a_name_and_a_digest(photos, tmp_path):
 
 def test_curves_leave_out_what_was_never_measured(tmp_path, monkeypatch):
     nan = float("nan")
-    rows = [dict.fromkeys(work.COLUMNS, nan) | {"step": k, "loss": 1.23456} for k in range(2)]
-    monkeypatch.setattr(work, "read_metrics", lambda path: rows)
+    rows = [dict.fromkeys(drift_curves.COLUMNS, nan) | {"step": k, "loss": 1.23456} for k in range(2)]
+    monkeypatch.setattr(drift_curves, "read_metrics", lambda path: rows)
     assert read_columns(tmp_path) == {"step": [0, 1], "loss": [1.235, 1.235]}
