@@ -25,7 +25,7 @@ SOME = [EXPERIMENTS[name] for name in ("s-table-3", "mined", "lemma-1", "valid-n
 def test_the_page_in_the_documents_is_the_one_that_its_results_give(document):
     there = {path.stem for path in (ROOT / "docs" / "figures").glob("*.webp")}
     page = make_page(Records(ROOT / "paper" / "results"), lambda name: name in there, document=document)
-    assert (ROOT / "docs" / document.name).read_text() == page.text, "run `xbm paper report`"
+    assert (ROOT / "docs" / document.name).read_text() == page.text, "run `python -m paper report`"
     for figure in page.figures:
         assert drawn_from(ROOT / "docs" / "figures" / f"{figure.name}.svg") == panels.digest(figure.data), figure.name
 
@@ -103,7 +103,7 @@ def test_figures_are_drawn_once_and_again_when_their_values_change(records, tmp_
 def test_photographs_need_their_data_set_and_stay_once_they_are_there(records, tmp_path, monkeypatch):
     monkeypatch.setattr(panels, "save", lambda data, path: None)
     out = tmp_path / "docs"
-    assert "xbm paper report --data cars=DIR" in write_page(records, out).read_text()
+    assert "python -m paper report --data cars=DIR" in write_page(records, out).read_text()
     page = write_page(records, out, {"cars": photographs()}).read_text()
     sheet = out / "figures" / "mined-uniform_cars_efficientnet_lite0.webp"
     assert sheet.exists() and f"(figures/{sheet.name})" in page and "are not kept here" not in page
