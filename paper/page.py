@@ -69,7 +69,8 @@ Wrong labels are where a memory knows more than a batch, and suffers more. With 
 eight images of its own class in the memory under other names, and nothing is nearer. Multi-similarity gives nearly all of its
 push to the nearest negatives: with a memory that believes every label its gain over none is gone. But a memory holds all of a
 class at once, so it can tell a row that lies among others'. Every ten iterations (less often where there are very many images
-and classes) `auto` looks (`memory.doubt=skip`, `xbm/doubt.py`): a row whose own class is not among the nearest tenth of the
+and classes) `auto` looks (`memory.doubt=skip`, `xbm_app/train/label_errors.py`):
+a row whose own class is not among the nearest tenth of the
 classes is set aside, as nobody's positive or negative, until its image is met again; and that image is then not trained on its
 label, though the others of its batch still meet it under it. If that would be more than a quarter of the rows that count, the
 embeddings do not tell classes apart yet, or too many labels are wrong: no label is doubted, and a run that ends so says it; nor
