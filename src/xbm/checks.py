@@ -1,4 +1,4 @@
-"""Checks of what a caller hands in: shapes and types by raising at once, values without a host sync on a GPU."""
+"""Checks of what a caller passes: shapes and types raise at once, values are checked without a host sync on a GPU."""
 
 import torch
 from torch import Tensor
@@ -9,10 +9,10 @@ INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 def check_embeddings(embeddings: Tensor, what: str, dim: int | None = None) -> None:
-    """A float matrix, with `dim` columns where the bank says so."""
+    """Raises unless these are float rows, with `dim` columns if it is given."""
     if not isinstance(embeddings, Tensor) or embeddings.dim() != 2:
         shape = tuple(embeddings.shape) if isinstance(embeddings, Tensor) else type(embeddings).__name__
-        raise InputError(f"{what} must be a matrix (rows, dim), not {shape}: pass one embedding a row")
+        raise InputError(f"{what} must be a matrix (rows, dim), got {shape}: pass one embedding per row")
     if not embeddings.is_floating_point():
         raise InputError(f"{what} are {embeddings.dtype}: pass float embeddings of unit length")
     if dim is not None and embeddings.shape[1] != dim:
@@ -21,12 +21,12 @@ def check_embeddings(embeddings: Tensor, what: str, dim: int | None = None) -> N
 
 
 def check_integers(values: Tensor, what: str, like: Tensor) -> Tensor:
-    """One integer a row of `like`, on its device; returned as int64."""
+    """Returns one integer per row of `like`, on its device, as int64."""
     if not isinstance(values, Tensor) or values.dtype not in INTEGERS:
         kind = values.dtype if isinstance(values, Tensor) else type(values).__name__
         raise InputError(f"{what} are {kind}: pass an integer tensor")
     if values.shape != (like.shape[0],):
-        raise InputError(f"{like.shape[0]} embeddings but {what} of shape {tuple(values.shape)}: pass one a row")
+        raise InputError(f"{like.shape[0]} embeddings but {what} of shape {tuple(values.shape)}: pass one per row")
     check_device(values, what, like, "the embeddings")
     return values.long()
 
@@ -37,15 +37,15 @@ def check_device(given: Tensor, what: str, other: Tensor, where: str) -> None:
 
 
 def tolerance(dtype: torch.dtype) -> float:
-    """How far a row's length may be from 1 before it is more than rounding."""
+    """How far the length of a row may be from 1 and still count as rounding."""
     return 1e-3 if dtype in (torch.float32, torch.float64) else 1e-2
 
 
 @torch.library.custom_op("xbm::sound_rows", mutates_args=())
 def sound_rows(embeddings: Tensor, keep: Tensor, ids: Tensor | None, below: int) -> Tensor:
-    """Which of the kept rows are finite, of unit length, and carry an id in [0, below) (`below` 0: any id ≥ 0).
+    """Which of the rows to keep are finite, of unit length, and have an id in [0, below) (`below` 0: any id ≥ 0).
 
-    On the CPU an unsound row raises; elsewhere it is only marked, since looking would stop the device.
+    On a CPU an unsound row raises; elsewhere it is only marked, because reading a value would stall the device.
     """
     length = torch.linalg.vector_norm(embeddings.to(torch.promote_types(embeddings.dtype, torch.float32)), dim=1)
     unit = (length - 1).abs() <= tolerance(embeddings.dtype)  # False for NaN too
@@ -55,7 +55,7 @@ def sound_rows(embeddings: Tensor, keep: Tensor, ids: Tensor | None, below: int)
     if embeddings.device.type == "cpu" and not torch.equal(sound, keep):
         row = int((sound != keep).nonzero()[0])
         if not bool(embeddings[row].isfinite().all()):
-            raise InputError(f"row {row} of the embeddings holds NaN or infinity: look for a diverging model or a zero row")
+            raise InputError(f"row {row} of the embeddings contains NaN or infinity: look for a diverging model or a zero row")
         if not bool(unit[row]):
             given = float(length[row])
             raise InputError(
@@ -70,3 +70,32 @@ def sound_rows(embeddings: Tensor, keep: Tensor, ids: Tensor | None, below: int)
 @sound_rows.register_fake
 def _(embeddings: Tensor, keep: Tensor, ids: Tensor | None, below: int) -> Tensor:
     return torch.empty_like(keep)
+
+
+@torch.library.custom_op("xbm::same_rows", mutates_args=())
+def same_rows(anchors: Tensor, labels: Tensor, rows: Tensor, row_labels: Tensor, slots: Tensor, latest: Tensor) -> Tensor:
+    """Which anchors are the rows enqueued last, in order: without ids, nothing else identifies an anchor's own copy."""
+    inside = slots.clamp(min=0)
+    same = (rows[inside] == anchors.to(rows.dtype)).all(1) & (row_labels[inside] == labels)
+    same = (same | (slots < 0)) & (latest == len(labels)) | (latest == 0)  # any anchors may meet an empty memory
+    if anchors.device.type == "cpu" and not bool(same.all()):
+        raise InputError("these anchors are not the rows enqueued last, in the same order: pass ids to enqueue and to the loss")
+    return same
+
+
+@same_rows.register_fake
+def _(anchors: Tensor, labels: Tensor, rows: Tensor, row_labels: Tensor, slots: Tensor, latest: Tensor) -> Tensor:
+    return torch.empty_like(labels, dtype=torch.bool)
+
+
+@torch.library.custom_op("xbm::all_named", mutates_args=())
+def all_named(row_ids: Tensor, stamps: Tensor, sound: Tensor) -> Tensor:
+    """Raises if some rows were enqueued without ids: an anchor's own copy could be among them."""
+    if bool(((row_ids < 0) & (stamps >= 0)).any()):
+        raise InputError("the memory holds rows without ids: pass ids to every enqueue, or to none and not to the loss")
+    return sound.clone()
+
+
+@all_named.register_fake
+def _(row_ids: Tensor, stamps: Tensor, sound: Tensor) -> Tensor:
+    return torch.empty_like(sound)

@@ -33,7 +33,7 @@ def test_float_matrices_of_any_precision_pass(dtype):
 @pytest.mark.parametrize(
     ("given_", "message"),
     [
-        (torch.ones(4), r"anchors must be a matrix \(rows, dim\), not \(4,\): pass one embedding a row"),
+        (torch.ones(4), r"anchors must be a matrix \(rows, dim\), got \(4,\): pass one embedding per row"),
         (torch.ones(2, 3, 4), r"not \(2, 3, 4\)"),
         ([[1.0, 0.0]], "not list"),
         (torch.ones(2, 4, dtype=torch.int32), "anchors are torch.int32: pass float embeddings of unit length"),
@@ -58,7 +58,7 @@ def test_integers_of_any_width_come_back_as_int64(dtype):
         ([1, 2, 3], "ids are list: pass an integer tensor"),
         (torch.ones(3), "ids are torch.float32: pass an integer tensor"),
         (torch.ones(3, dtype=torch.bool), "ids are torch.bool"),
-        (torch.arange(2), r"3 embeddings but ids of shape \(2,\): pass one a row"),
+        (torch.arange(2), r"3 embeddings but ids of shape \(2,\): pass one per row"),
         (torch.arange(3)[:, None], r"shape \(3, 1\)"),
         (torch.arange(3, device="meta"), "ids are on meta, the embeddings on cpu"),
     ],
@@ -104,7 +104,7 @@ def test_half_types_are_allowed_more_rounding():
 def test_what_is_not_finite_is_told_as_such(bad):
     v = unit(4)
     v[2, 5] = bad
-    with pytest.raises(InputError, match="row 2 of the embeddings holds NaN or infinity"):
+    with pytest.raises(InputError, match="row 2 of the embeddings contains NaN or infinity"):
         sound_rows(v, yes(4), None, 0)
 
 

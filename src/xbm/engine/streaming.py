@@ -1,308 +1,364 @@
-"""Value and gradient in one pass over the bank, tile by tile; never an (m, M) matrix.
+"""The streaming engine: value and gradient in one pass over the rows, tile by tile, without the (m, M) matrix.
 
-Only anchors need a gradient, and a pair's weight is known from its similarity: so each tile of rows is multiplied with
-the anchors, weighed, and added to the anchors' gradients while it is still in the cache. On the CPU the few positives are
-listed and met first, and a tile with few valid negatives adds just those rows. Elsewhere, where looking would
-stop the device, everything keeps a fixed shape and positives get passes of their own.
+The weight of a pair follows from its similarity. So each tile of rows is multiplied with the anchors, weighted, and added to
+the anchors' gradients while it is in the cache. Positives are few: on a CPU they are listed and compared first, and a tile
+with few valid negatives adds only those rows. On other devices a decision that depends on data would stall the device, so
+there all shapes are fixed, and positives get passes of their own.
 """
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from xbm.engine.pairing import Pairing, count_related, list_related
-from xbm.engine.shards import Shards
-from xbm.engine.sums import Sums, weigh
-from xbm.engine.terms import Loss, Terms, statistics
-from xbm.engine.whole import whole
+from xbm.engine.dense import pair_weights, whole
+from xbm.engine.pairing import Pairing, Related, list_related
+from xbm.engine.terms import Loss, Result, Shards, Side, Terms
 
-TILE = 1 << 20  # numbers in a tile of rows, and in its similarities
+TILE = 1 << 20  # most numbers in a tile of rows, and in its similarities
 SPARSE = 0.04  # share of valid negatives up to which a tile adds single rows: measured, see benchmarks/losses.py
-SMALL = 1 << 14  # pairs up to which everything is done at once: there the number of operations counts, not their size
+SMALL = 1 << 14  # pairs up to which everything is done at once: the number of operations matters there, not their size
 LISTED = 0.02  # share of positives up to which they are listed
 MOST_LISTED = 100_000  # and their number, which bounds the memory
-COLUMNS = 1 << 21  # similarities at once where anchors take the whole bank in turn
+COLUMNS = 1 << 21  # similarities at once where a few anchors at a time are compared with all rows
 
 
-class Result(NamedTuple):
-    loss: Tensor  # (m,), each anchor's
-    gradient: Tensor  # (m, D)
-    row_gradient: Tensor | None  # (M, D)
-    statistics: tuple[Tensor, ...]  # five of (m,)
+@torch.no_grad()
+def compare(
+    loss: Loss,
+    anchors: Tensor,
+    pairing: Pairing,
+    gradient: bool = True,
+    row_gradient: bool = False,
+    stats: bool = False,
+    shards: Shards | None = None,
+) -> Result:
+    """The mean loss of the anchors (m, D) and, if requested, its gradients in the anchors and in the rows.
 
+    In a batch, where the rows are the anchors, the gradient is that of their two roles together.
 
-def compare(loss: Loss, anchors: Tensor, pairing: Pairing, row_gradient: bool, stats: bool) -> Result:
-    """Each anchor's loss, and the gradient of their sum in the anchors and, if asked for, in the rows."""
-    anchors = anchors.to(torch.promote_types(anchors.dtype, torch.float32))
-    if len(anchors) * len(pairing.stamps) <= SMALL:
-        return _by_anchors(loss, anchors, pairing, row_gradient)
-    if _few_positives(pairing):
-        return _Listed(loss, anchors, pairing, stats).run(row_gradient)
-    if loss.ranks_positives:
-        return _by_anchors(loss, anchors, pairing, row_gradient)
-    return _Dense(loss, anchors, pairing, stats).run(row_gradient)
-
-
-def compare_shard(loss: Loss, anchors: Tensor, pairing: Pairing, row_gradient: bool, stats: bool, shards: Shards) -> Result:
-    """The same where the pairing's rows are one shard of the bank, and every other holder calls this with the same anchors.
-
-    Losses and statistics are those of the whole bank, and so is the gradient of the shard's rows; that of the anchors is this
-    shard's part, to be summed over the holders.
+    With `shards`, the pairing's rows are one shard of the memory, and every process calls this with the same anchors. Loss,
+    statistics and row gradient are then those of the whole memory; the anchors' gradient is this shard's part of the sum.
     """
+    with torch.autocast(anchors.device.type, enabled=False):
+        result = _compare(loss, anchors, pairing, row_gradient or (gradient and pairing.in_batch), stats, shards)
+    if pairing.in_batch and result.row_gradient is not None:
+        return result._replace(gradient=result.gradient + result.row_gradient, row_gradient=None)
+    return result
+
+
+def _compare(loss: Loss, anchors: Tensor, pairing: Pairing, row_gradient: bool, stats: bool, shards: Shards | None) -> Result:
+    assert pairing.sound is not None
+    rows = pairing.rows.detach()
+    if anchors.device.type != "cpu":  # an unsound anchor could not raise there; it must not spread NaN
+        anchors = torch.where(pairing.sound[:, None], anchors, 0)
+        rows = anchors if pairing.in_batch else rows
     anchors = anchors.to(torch.promote_types(anchors.dtype, torch.float32))
-    listed = loss.ranks_positives or _few_positives(pairing)
-    return (_Listed if listed else _Dense)(loss, anchors, pairing, stats).run(row_gradient, shards)
+    m, M = len(anchors), len(rows)
+    if shards is None and m * M <= SMALL:
+        return _by_anchors(loss, anchors, rows, pairing, row_gradient)
+    most = None if shards is not None and loss.ranks_positives else min(LISTED * m * M + 1000, MOST_LISTED)
+    related = list_related(pairing, most) if most is None or anchors.device.type == "cpu" else None
+    if related is None and loss.ranks_positives:
+        return _by_anchors(loss, anchors, rows, pairing, row_gradient)
+
+    p, n = Sums(anchors), Sums(anchors)
+    positives: _Listed | _Masked
+    if related is not None:
+        positives = _Listed(loss, anchors, rows, pairing, related, p.side)
+    else:
+        positives = _Masked(loss, anchors, rows, pairing, p.side, stats)
+    if shards is not None:
+        positives.join(shards, stats)
+    height = tile_height(anchors)
+    for start in range(0, M, height):
+        tile = rows[start : start + height].to(anchors.dtype)  # (T, D)
+        S = tile @ anchors.T  # (T, m): with the rows first the product is faster
+        positives.leave_negatives(S, start)
+        n.side.highest = torch.maximum(n.side.highest, S.amax(0))
+        valid = loss.floor(p.side) < S
+        count = int(valid.count_nonzero()) if related is not None else None
+        if count == 0:
+            continue
+        if count is not None and count <= SPARSE * valid.numel():
+            anchor, row = valid.T.nonzero(as_tuple=True)  # ordered by anchor
+            terms = loss.negative(S[row, anchor], p.side, partial(_take, anchor))
+            n.add_list(terms, anchor, row, tile)
+        else:
+            terms = loss.negative(S, p.side, lambda x: x)
+            n.add_tile(terms, valid, tile)
+        if p.side.beaten is not None and terms.beaten is not None:
+            p.side.beaten += terms.beaten
+    n.finish(shards)
+    if shards is not None and p.side.beaten is not None:
+        p.side.beaten = shards.sum(p.side.beaten)
+    positives.add_to(p, n.side)
+    p.finish(shards)
+
+    c = loss.combine(p.side, n.side)
+    gradient = n.gradient(c.negative_sum, c.negative_lse) - p.gradient(c.positive_sum, c.positive_lse)
+    if not isinstance(gradient, Tensor):  # neither side has a pair
+        gradient = torch.zeros_like(anchors)
+    of_rows = None
+    if row_gradient:
+        of_rows = torch.empty_like(rows, dtype=anchors.dtype)
+        for start in range(0, M, height):
+            cut = slice(start, min(start + height, M))
+            S = rows[cut].to(anchors.dtype) @ anchors.T
+            attraction = positives.weights(S, start, p.side, n.side, c.positive_sum, c.positive_lse)
+            positives.leave_negatives(S, start)
+            terms = loss.negative(S, p.side, lambda x: x)
+            repulsion = pair_weights(terms, loss.floor(p.side) < S, n.side.lse, c.negative_sum, c.negative_lse)
+            of_rows[cut] = (repulsion - attraction) @ anchors / m
+    counts = (p.side.count, n.side.count) if c.active is None else (p.side.count * c.active, n.side.count * c.active)
+    statistics = (*counts, n.side.highest, p.side.highest, p.side.lowest)
+    return Result(c.loss.sum() / m, gradient / m, of_rows, statistics, None)
 
 
-def _few_positives(pairing: Pairing) -> bool:
-    if pairing.labels.device.type != "cpu":
-        return False
-    pairs = len(pairing.labels) * len(pairing.stamps)
-    return count_related(pairing) <= min(LISTED * pairs + 1000, MOST_LISTED)
+class Sums:
+    """Running sums of one side of a loss: values, log-sum-exp, and the gradient rows that belong to them."""
 
+    def __init__(self, anchors: Tensor) -> None:
+        zero = anchors.new_zeros(len(anchors))
+        inf = torch.full_like(zero, torch.inf)
+        self.side = Side(inf, -inf, torch.zeros_like(zero, dtype=torch.int64), zero, zero.clone(), -inf)
+        self.peak = -inf  # (m,), the largest logit so far
+        self.mass = zero.clone()  # Σ e^{logit − peak}
+        # Gradients have the anchors last, (D, m): rows.T @ weights is the faster of the two products.
+        self.of_values: Tensor | None = None  # Σ weight·v
+        self.of_logits: Tensor | None = None  # Σ e^{logit − peak}·slope·v
 
-class _Pass:
-    """What both ways of meeting the positives share: the pass over the negatives, and putting things together."""
+    def add_tile(self, t: Terms, valid: Tensor, rows: Tensor) -> None:
+        """Adds all pairs of a tile: terms and `valid` are (T, m), rows (T, D).
 
-    def __init__(self, loss: Loss, anchors: Tensor, pairing: Pairing, stats: bool) -> None:
-        self.loss, self.anchors, self.pairing, self.stats = loss, anchors, pairing, stats
-        self.p, self.n = Sums(len(anchors), anchors), Sums(len(anchors), anchors)
+        The terms are overwritten: most of the time goes into allocating memory, so they are masked in place.
+        """
+        count = (valid if not isinstance(t.slope, Tensor) else valid & (t.slope > 0)).sum(0)
+        self.side.count += count
+        invalid = ~valid
+        if t.logit is not None:
+            logit = t.logit if t.logit is not t.value else t.logit.clone()
+            logit.masked_fill_(invalid, -torch.inf)
+            self._raise_peak(torch.maximum(self.peak, logit.amax(0)))
+            mass = logit.sub_(self._finite_peak()).exp_()
+            self.mass += mass.sum(0)
+            self.of_logits = _product(self.of_logits, rows, mass.mul_(t.slope))
+        if t.value is not None:
+            self.side.value += t.value.masked_fill_(invalid, 0).sum(0)
+            if isinstance(t.weight, Tensor):
+                weight = t.weight.masked_fill_(invalid, 0)
+                self.side.weight += weight.sum(0)
+            else:
+                weight = valid.to(rows.dtype)
+                if t.weight != 1:
+                    weight *= t.weight
+                self.side.weight += count * t.weight
+            self.of_values = _product(self.of_values, rows, weight)
 
-    def tiles(self) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """Rows (T, D) and their similarities (T, m): with the rows first the product is the faster one."""
-        step = _height(self.anchors)
-        for start in range(0, len(self.pairing.rows), step):
-            cut = slice(start, min(start + step, len(self.pairing.rows)))
-            rows = self.pairing.rows[cut].to(self.anchors.dtype)
-            yield cut, rows, rows @ self.anchors.T
+    def add_list(self, t: Terms, anchor: Tensor, row: Tensor, rows: Tensor) -> None:
+        """Adds single pairs, ordered by anchor: terms, `anchor` and `row` (an index into `rows`) are (n,)."""
+        each = torch.bincount(anchor, minlength=len(self.peak))
+        starts = each.cumsum(0) - each
+        if isinstance(t.slope, Tensor):
+            self.side.count.index_add_(0, anchor, (t.slope > 0).long())
+        else:
+            self.side.count += each
+        if t.value is not None:
+            weight = t.weight if isinstance(t.weight, Tensor) else torch.full_like(t.value, t.weight)
+            self.side.value.index_add_(0, anchor, t.value)
+            self.side.weight.index_add_(0, anchor, weight)
+            self.of_values = _gather(self.of_values, rows, row, starts, weight)
+        if t.logit is not None:
+            self._raise_peak(self.peak.scatter_reduce(0, anchor, t.logit, "amax"))
+            mass = (t.logit - self._finite_peak()[anchor]).exp_()
+            self.mass.index_add_(0, anchor, mass)
+            self.of_logits = _gather(self.of_logits, rows, row, starts, mass * t.slope)
 
-    def meet_positives(self) -> None:
-        """The extremes (and ranks) of the positives, which decide which negatives are valid."""
-        raise NotImplementedError
+    def _raise_peak(self, peak: Tensor) -> None:
+        shrink = torch.where(self.peak > -torch.inf, self.peak - peak, -torch.inf).exp()
+        self.peak, self.mass = peak, self.mass * shrink
+        if self.of_logits is not None:
+            self.of_logits.mul_(shrink)
 
-    def join_positives(self, shards: Shards) -> None:
-        """Makes what `meet_positives` found in a shard that of the whole bank."""
-        side = self.p.side
-        if isinstance(self.loss.floor(side), Tensor) or self.stats:
-            lowest, side.highest = shards.maximum(torch.stack([-side.lowest, side.highest])).unbind()
-            side.lowest = -lowest
+    def _finite_peak(self) -> Tensor:
+        return self.peak.where(self.peak > -torch.inf, 0)
 
-    def add_positives(self) -> None:
-        raise NotImplementedError
-
-    def bar(self, cut: slice, S: Tensor) -> None:
-        """Sets the similarity of everything that is not a negative to -inf."""
-        raise NotImplementedError
-
-    def weigh_positives(self, cut: slice, S: Tensor, c: tuple) -> Tensor:
-        """(T, m): the final weights of the positives of a tile."""
-        raise NotImplementedError
-
-    def add_negatives(self, cut: slice, S: Tensor, hot: Tensor, rows: Tensor) -> None:
-        self._add_whole_tile(S, hot, rows)
-
-    def _add_whole_tile(self, S: Tensor, hot: Tensor, rows: Tensor) -> None:
-        t = self.loss.negative(S, self.p.side, _same)
-        self.n.add_tile(t, hot, rows)
-        if self.p.side.beaten is not None and t.beaten is not None:
-            self.p.side.beaten += t.beaten
-
-    def run(self, row_gradient: bool, shards: Shards | None = None) -> Result:
-        self.meet_positives()
+    def finish(self, shards: Shards | None = None) -> Side:
+        """Completes the side. With `shards`, all but the gradient rows become those of the whole memory."""
+        side = self.side
         if shards is not None:
-            self.join_positives(shards)
-        floor = self.loss.floor(self.p.side)
-        for cut, rows, S in self.tiles():
-            self.bar(cut, S)
-            self.n.side.highest = torch.maximum(self.n.side.highest, S.amax(0))
-            self.add_negatives(cut, S, floor < S, rows)
-        n = self.n.finish(shards)
-        if shards is not None and self.p.side.beaten is not None:
-            self.p.side.beaten = shards.sum(self.p.side.beaten)
-        self.add_positives()
-        p = self.p.finish(shards)
-        c = self.loss.combine(p, n)
-        gradient = self.n.gradient(c.negative_sum, c.negative_lse) - self.p.gradient(c.positive_sum, c.positive_lse)
-        if not isinstance(gradient, Tensor):
-            gradient = torch.zeros_like(self.anchors)
-        of_rows = None
-        if row_gradient:
-            of_rows = torch.empty_like(self.pairing.rows, dtype=self.anchors.dtype)
-            for cut, _, S in self.tiles():
-                favour = self.weigh_positives(cut, S, (p, n, c.positive_sum, c.positive_lse))
-                self.bar(cut, S)
-                against = self.loss.negative(S, p, _same)
-                weights = weigh(against, floor < S, n.lse, c.negative_sum, c.negative_lse) - favour
-                of_rows[cut] = weights @ self.anchors
-        return Result(c.loss, gradient, of_rows, statistics(c.active, p, n))
+            peak, side.highest = shards.maximum(torch.stack([self.peak, side.highest])).unbind()
+            self._raise_peak(peak)
+            parts = [part.double() for part in (side.count, side.value, side.weight, self.mass)]  # a count needs 53 bits
+            count, *sums = shards.sum(torch.stack(parts)).unbind()
+            side.count = count.long()
+            side.value, side.weight, self.mass = (total.to(peak.dtype) for total in sums)
+        side.lse = self.peak + self.mass.log()
+        return side
+
+    def gradient(self, sum_scale: Tensor | float, lse_scale: Tensor | float) -> Tensor | float:
+        """(m, D): Σ w_ij·v_j of the side, once the coefficients are known; 0.0 if nothing was added."""
+        total: Tensor | float = 0.0
+        if self.of_values is not None:
+            total = total + sum_scale * self.of_values
+        if self.of_logits is not None:
+            total = total + lse_scale / self.mass.where(self.mass > 0, 1) * self.of_logits
+        return total.T if isinstance(total, Tensor) else total
 
 
-class _Listed(_Pass):
+class _Listed:
     """Positives as a list of pairs, ordered by anchor and similarity. Shapes depend on the data: for the CPU."""
 
-    def meet_positives(self) -> None:
-        related = list_related(self.pairing)
-        self.related = related
+    def __init__(self, loss: Loss, anchors: Tensor, rows: Tensor, pairing: Pairing, related: Related, side: Side) -> None:
+        self.loss, self.anchors, self.rows, self.pairing, self.related = loss, anchors, rows, pairing, related
         row, anchor = related.row[related.positive], related.anchor[related.positive]
-        s = _similarities(self.anchors, self.pairing.rows, anchor, row)
+        blocks = zip(anchor.split(1024), row.split(1024))  # gathered rows stay few
+        parts = [(anchors[a] * rows[r].to(anchors.dtype)).sum(1) for a, r in blocks]
+        s = torch.cat(parts) if parts else anchors.new_zeros(0)
         order = s.argsort(stable=True)
         order = order[anchor[order].argsort(stable=True)]
         self.row, self.anchor, self.s = row[order], anchor[order], s[order]
-        side = self.p.side
+        self.side = side
         side.lowest = side.lowest.scatter_reduce(0, self.anchor, self.s, "amin")
         side.highest = side.highest.scatter_reduce(0, self.anchor, self.s, "amax")
-        if self.loss.ranks_positives:
-            each = torch.bincount(self.anchor, minlength=len(self.anchors))
+        if loss.ranks_positives:
+            each = torch.bincount(self.anchor, minlength=len(anchors))
             self.rank = torch.arange(len(self.s), device=self.s.device) - (each.cumsum(0) - each)[self.anchor]
             most = int(each.max()) if len(each) else 0
-            side.ranked = self.s.new_full((most, len(self.anchors)), torch.inf)
+            side.ranked = self.s.new_full((most, len(anchors)), torch.inf)
             side.ranked[self.rank, self.anchor] = self.s
             side.beaten = torch.zeros_like(side.ranked, dtype=torch.int64)
 
-    def join_positives(self, shards: Shards) -> None:
-        super().join_positives(shards)
-        side = self.p.side
-        if side.ranked is None:
+    def join(self, shards: Shards, stats: bool) -> None:
+        """Turns extremes and ranks within this shard into those within the whole memory."""
+        _join_extremes(self.loss, self.side, shards, stats)
+        if self.side.ranked is None:
             return
-        parts = shards.everyone(side.ranked)
+        parts = shards.everyone(self.side.ranked)
         merged, order = torch.cat(parts).sort(dim=0, stable=True)  # (P of all shards, m)
         place = torch.empty_like(order)
         place.scatter_(0, order, torch.arange(len(order), device=order.device)[:, None].expand_as(order))
         before = sum(len(part) for part in parts[: shards.rank])
         self.rank = place[before + self.rank, self.anchor]
         most = int((merged < torch.inf).sum(0).max()) if merged.numel() else 0
-        side.ranked = merged[:most].contiguous()
-        side.beaten = torch.zeros_like(side.ranked, dtype=torch.int64)
+        self.side.ranked = merged[:most].contiguous()
+        self.side.beaten = torch.zeros_like(self.side.ranked, dtype=torch.int64)
 
-    def bar(self, cut: slice, S: Tensor) -> None:
-        first, last = torch.searchsorted(self.related.row, self.related.row.new_tensor([cut.start, cut.stop])).tolist()
+    def leave_negatives(self, S: Tensor, start: int) -> None:
+        """Sets the similarity of every pair that is not a negative to -inf."""
+        first, last = torch.searchsorted(self.related.row, self.related.row.new_tensor([start, start + len(S)])).tolist()
         if last > first:
-            S[self.related.row[first:last] - cut.start, self.related.anchor[first:last]] = -torch.inf
-        unwritten = self.pairing.stamps[cut] < 0
+            S[self.related.row[first:last] - start, self.related.anchor[first:last]] = -torch.inf
+        unwritten = self.pairing.stamps[start : start + len(S)] < 0
         if bool(unwritten.any()):
             S[unwritten] = -torch.inf
 
-    def add_negatives(self, cut: slice, S: Tensor, hot: Tensor, rows: Tensor) -> None:
-        found = int(hot.count_nonzero())
-        if found == 0:
-            return
-        if found > SPARSE * hot.numel():
-            return self._add_whole_tile(S, hot, rows)
-        anchor, row = hot.T.nonzero(as_tuple=True)  # ordered by anchor
-
-        def spread(x: Tensor) -> Tensor:
-            return x[anchor]
-
-        s = S[row, anchor]
-        t = self.loss.negative(s, self.p.side, spread)
-        self.n.add_list(t, anchor, row, rows)
-        if self.p.side.beaten is not None:
-            assert t.beaten is not None
-            self.p.side.beaten += t.beaten
-        return None
-
-    def _terms(self) -> tuple[Terms, Tensor]:
-        """The positives' terms, and which of them are valid."""
-        everyone = torch.ones_like(self.s, dtype=torch.bool)
-        if self.p.side.beaten is not None:
-            weight = self.p.side.beaten[self.rank, self.anchor].to(self.s.dtype)
+    def _terms(self, n: Side) -> tuple[Terms, Tensor]:
+        """The terms of the positives, and which of them are valid."""
+        if self.side.beaten is not None:
+            weight = self.side.beaten[self.rank, self.anchor].to(self.s.dtype)
             return Terms(value=torch.zeros_like(self.s), weight=weight), weight > 0
-        t = self.loss.positive(self.s, self.n.side, lambda x: x[self.anchor])
-        return t, everyone if t.valid is None else t.valid
+        t = self.loss.positive(self.s, n, partial(_take, self.anchor))
+        return t, torch.ones_like(self.s, dtype=torch.bool) if t.valid is None else t.valid
 
-    def add_positives(self) -> None:
-        t, valid = self._terms()
+    def add_to(self, p: Sums, n: Side) -> None:
+        t, valid = self._terms(n)
         if not bool(valid.all()):
             t = t.pick(valid)
-        row, anchor = self.row[valid], self.anchor[valid]
-        used, row = row.unique(return_inverse=True)
-        self.p.add_list(t, anchor, row, self.pairing.rows[used].to(self.anchors.dtype))
+        used, row = self.row[valid].unique(return_inverse=True)
+        p.add_list(t, self.anchor[valid], row, self.rows[used].to(self.anchors.dtype))
 
-    def weigh_positives(self, cut: slice, S: Tensor, c: tuple) -> Tensor:
-        p, _, of_sum, of_lse = c
-        t, valid = self._terms()
-        here = valid & (self.row >= cut.start) & (self.row < cut.stop)
-
-        def each(x: Tensor | float) -> Tensor | float:
-            return x[self.anchor] if isinstance(x, Tensor) else x
-
-        weights = weigh(t, here, p.lse[self.anchor], each(of_sum), each(of_lse))
-        favour = torch.zeros_like(S)
-        favour.index_put_((self.row[here] - cut.start, self.anchor[here]), weights[here])
-        return favour
+    def weights(self, S: Tensor, start: int, p: Side, n: Side, sum_scale: Tensor | float, lse_scale: Tensor | float) -> Tensor:
+        """(T, m): the final weights of the positives in a tile."""
+        t, valid = self._terms(n)
+        here = valid & (self.row >= start) & (self.row < start + len(S))
+        scales = (x[self.anchor] if isinstance(x, Tensor) else x for x in (sum_scale, lse_scale))
+        weights = pair_weights(t, here, p.lse[self.anchor], *scales)
+        return torch.zeros_like(S).index_put_((self.row[here] - start, self.anchor[here]), weights[here])
 
 
-class _Dense(_Pass):
+class _Masked:
     """Positives by mask, in passes of their own. All shapes are fixed: for other devices, and for many positives."""
 
-    def meet_positives(self) -> None:
-        side = self.p.side
-        if not isinstance(self.loss.floor(side), Tensor) and not self.stats:
+    def __init__(self, loss: Loss, anchors: Tensor, rows: Tensor, pairing: Pairing, side: Side, stats: bool) -> None:
+        self.loss, self.anchors, self.rows, self.pairing, self.side = loss, anchors, rows, pairing, side
+        if not isinstance(loss.floor(side), Tensor) and not stats:
             return  # nothing depends on the extremes
-        for cut, _, S in self.tiles():
-            positive, _ = self.pairing.masks(cut.start, cut.stop)
+        height = tile_height(anchors)
+        for start in range(0, len(rows), height):
+            S = rows[start : start + height].to(anchors.dtype) @ anchors.T
+            positive, _ = pairing.masks(start, start + height)
             side.lowest = torch.minimum(side.lowest, S.masked_fill(~positive, torch.inf).amin(0))
             side.highest = torch.maximum(side.highest, S.masked_fill(~positive, -torch.inf).amax(0))
 
-    def bar(self, cut: slice, S: Tensor) -> None:
-        _, negative = self.pairing.masks(cut.start, cut.stop)
+    def join(self, shards: Shards, stats: bool) -> None:
+        _join_extremes(self.loss, self.side, shards, stats)
+
+    def leave_negatives(self, S: Tensor, start: int) -> None:
+        _, negative = self.pairing.masks(start, start + len(S))
         S.masked_fill_(~negative, -torch.inf)
 
-    def _terms(self, cut: slice, S: Tensor) -> tuple[Terms, Tensor]:
-        positive, _ = self.pairing.masks(cut.start, cut.stop)
-        t = self.loss.positive(S, self.n.side, _same)
+    def _terms(self, S: Tensor, start: int, n: Side) -> tuple[Terms, Tensor]:
+        positive, _ = self.pairing.masks(start, start + len(S))
+        t = self.loss.positive(S, n, lambda x: x)
         return t, positive if t.valid is None else positive & t.valid
 
-    def add_positives(self) -> None:
-        for cut, rows, S in self.tiles():
-            self.p.add_tile(*self._terms(cut, S), rows)
+    def add_to(self, p: Sums, n: Side) -> None:
+        height = tile_height(self.anchors)
+        for start in range(0, len(self.rows), height):
+            tile = self.rows[start : start + height].to(self.anchors.dtype)
+            p.add_tile(*self._terms(tile @ self.anchors.T, start, n), tile)
 
-    def weigh_positives(self, cut: slice, S: Tensor, c: tuple) -> Tensor:
-        p, _, of_sum, of_lse = c
-        return weigh(*self._terms(cut, S), p.lse, of_sum, of_lse)
+    def weights(self, S: Tensor, start: int, p: Side, n: Side, sum_scale: Tensor | float, lse_scale: Tensor | float) -> Tensor:
+        return pair_weights(*self._terms(S, start, n), p.lse, sum_scale, lse_scale)
 
 
-def _by_anchors(loss: Loss, anchors: Tensor, pairing: Pairing, row_gradient: bool) -> Result:
-    """A few anchors against the whole bank at a time: for a loss whose pairs meet each other (triplet), without lists."""
-    together = max(1, COLUMNS // max(1, len(pairing.rows)))
+def _join_extremes(loss: Loss, side: Side, shards: Shards, stats: bool) -> None:
+    if isinstance(loss.floor(side), Tensor) or stats:
+        lowest, side.highest = shards.maximum(torch.stack([-side.lowest, side.highest])).unbind()
+        side.lowest = -lowest
+
+
+def _by_anchors(loss: Loss, anchors: Tensor, rows: Tensor, pairing: Pairing, row_gradient: bool) -> Result:
+    """A few anchors at a time against all rows: for small problems, and for ranked positives that are too many to list."""
+    together, height = max(1, COLUMNS // max(1, len(rows))), tile_height(anchors)
     parts = []
-    of_rows = torch.zeros_like(pairing.rows, dtype=anchors.dtype) if row_gradient else None
+    of_rows = torch.zeros_like(rows, dtype=anchors.dtype) if row_gradient else None
     for start in range(0, len(anchors), together):
         cut = slice(start, start + together)
-        some = pairing._replace(
-            labels=pairing.labels[cut],
-            sound=None if pairing.sound is None else pairing.sound[cut],
-            ids=None if pairing.ids is None else pairing.ids[cut],
-            own=None if pairing.own is None else pairing.own[cut],
-        )
-        S = torch.cat([S for _, _, S in _Pass(loss, anchors[cut], some, False).tiles()])
-        positive, negative = some.masks()
-        found = whole(loss, S, positive, negative)
-        weights = found.negative_weights - found.positive_weights  # (M, g)
+        # a half-precision bank is widened tile by tile, never as a whole
+        S = torch.cat([tile.to(anchors.dtype) @ anchors[cut].T for tile in rows.split(height)])
+        pairs = whole(loss, S, *pairing.of_anchors(cut).masks())
+        weights = pairs.negative_weights - pairs.positive_weights  # (M, g)
         gradient = torch.zeros_like(anchors[cut])
-        height = _height(anchors)
-        for rows, part in zip(pairing.rows.split(height), weights.split(height)):
-            gradient.addmm_(part.T, rows.to(anchors.dtype))  # widened again: a half bank is never held wide as a whole
+        for tile, part in zip(rows.split(height), weights.split(height)):
+            gradient.addmm_(part.T, tile.to(anchors.dtype))
         if of_rows is not None:
             of_rows.addmm_(weights, anchors[cut])
-        parts.append((found.combined.loss, gradient, *statistics(found.combined.active, found.p, found.n)))
-    losses, gradient, *found_statistics = (torch.cat(column) for column in zip(*parts))
-    return Result(losses, gradient, of_rows, tuple(found_statistics))
+        parts.append((pairs.combined.loss, gradient, *pairs.statistics()))
+    losses, gradient, *statistics = (torch.cat(column) for column in zip(*parts))
+    m = len(anchors)
+    return Result(losses.sum() / m, gradient / m, None if of_rows is None else of_rows / m, tuple(statistics), None)
 
 
-def _height(anchors: Tensor) -> int:
-    """Rows of a tile, so that neither they nor their similarities pass TILE numbers."""
-    numbers = TILE if anchors.device.type == "cpu" else 32 * TILE  # a GPU has no small cache to stay in, but launches to save
+def tile_height(anchors: Tensor) -> int:
+    """Rows per tile, such that neither the tile nor its similarities exceed TILE numbers."""
+    numbers = TILE if anchors.device.type == "cpu" else 32 * TILE  # a GPU has no small cache to fit, but launches to save
     return max(1, numbers // max(anchors.shape))
 
 
-def _similarities(anchors: Tensor, rows: Tensor, anchor: Tensor, row: Tensor, block: int = 1024) -> Tensor:
-    """(n,): of single pairs, a block at a time so that the gathered rows stay few."""
-    parts = [(anchors[a] * rows[r].to(anchors.dtype)).sum(1) for a, r in zip(anchor.split(block), row.split(block))]
-    return torch.cat(parts) if parts else anchors.new_zeros(0)
+def _take(anchor: Tensor, x: Tensor) -> Tensor:
+    """Expands a per-anchor tensor to a list of pairs."""
+    return x[anchor]
 
 
-def _same(x: Tensor) -> Tensor:
-    return x
+def _product(total: Tensor | None, rows: Tensor, weights: Tensor) -> Tensor:
+    """Adds Σ_t weights[t, i]·rows[t] to each anchor's column."""
+    return rows.T @ weights if total is None else total.addmm_(rows.T, weights)
+
+
+def _gather(total: Tensor | None, rows: Tensor, row: Tensor, starts: Tensor, weights: Tensor) -> Tensor:
+    """The same for single pairs, ordered by anchor."""
+    part = F.embedding_bag(row, rows, starts, mode="sum", per_sample_weights=weights).T
+    return part if total is None else total.add_(part)

@@ -1,6 +1,5 @@
-"""Pair-weighted losses, one a file. Each states its weights w_ij and its one-pass form."""
+"""Pair-weighted losses, one per file. Each states its weights w_ij and its one-pass form."""
 
-from xbm.engine.terms import LOSSES
 from xbm.losses.circle import CircleLoss
 from xbm.losses.contrastive import ContrastiveLoss
 from xbm.losses.lifted_structure import LiftedStructureLoss
@@ -11,6 +10,14 @@ from xbm.losses.n_pairs import NPairsLoss
 from xbm.losses.pair import REDUCTIONS, PairLoss, PairStats
 from xbm.losses.sup_con import SupConLoss
 from xbm.losses.triplet import TripletLoss
+
+# The losses by the names that configs use.
+LOSSES: dict[str, type[PairLoss]] = {
+    loss.name: loss
+    for loss in (
+        CircleLoss, ContrastiveLoss, LiftedStructureLoss, MarginLoss, MultiSimilarityLoss, NPairsLoss, SupConLoss, TripletLoss
+    )
+}  # fmt: skip
 
 __all__ = [
     "LOSSES",

@@ -1,9 +1,11 @@
 """The circle loss (Sun et al. 2020)."""
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
-from xbm.engine.terms import Combined, Side, Spread, Terms
+from xbm.engine.terms import Combined, Expand, Side, Terms
 from xbm.losses.pair import PairLoss, masked_lse, softplus
 
 
@@ -20,10 +22,18 @@ class CircleLoss(PairLoss):
 
     name = "circle"
     one_reduction = True
-    hyperparameters = ("margin", "gamma")
+    hyperparameters: ClassVar = {"margin": float, "gamma": float}
 
-    def __init__(self, margin: float = 0.25, gamma: float = 80.0, **shared: str) -> None:
-        super().__init__(**shared)
+    def __init__(
+        self,
+        margin: float = 0.25,
+        gamma: float = 80.0,
+        *,
+        reduction: str = "sum",
+        engine: str = "auto",
+        exclude: str | None = None,
+    ) -> None:
+        super().__init__(reduction, engine, exclude)
         self.margin, self.gamma = margin, gamma
 
     def dense(self, S: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
@@ -33,11 +43,11 @@ class CircleLoss(PairLoss):
         positives = masked_lse(-self.gamma * pull * (S - 1 + self.margin), positive)
         return torch.where(positive.any(1) & negative.any(1), softplus(negatives + positives), 0)
 
-    def negative(self, s: Tensor, p: Side, spread: Spread) -> Terms:
+    def negative(self, s: Tensor, p: Side, expand: Expand) -> Terms:
         slope = self.gamma * (s + self.margin).clamp(min=0)
         return Terms(logit=slope * (s - self.margin), slope=slope)
 
-    def positive(self, s: Tensor, n: Side, spread: Spread) -> Terms:
+    def positive(self, s: Tensor, n: Side, expand: Expand) -> Terms:
         slope = self.gamma * (1 + self.margin - s).clamp(min=0)
         return Terms(logit=-slope * (s - 1 + self.margin), slope=slope)
 

@@ -4,18 +4,18 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from xbm.engine.terms import Combined, Side, Spread, Terms, balance, two_sided
-from xbm.losses.pair import PairLoss
+from xbm.engine.terms import Expand, Side, Terms
+from xbm.losses.pair import PairLoss, balance
 
 
 class ContrastiveLoss(PairLoss):
     """L_i = Σ_P (1 − S) + Σ_N [S − λ]₊.
 
-    `reduction="mean"` averages each side over the anchor's valid pairs; "balanced" is the sum as long as an anchor has no more
-    valid negatives than positives, and beyond that its negatives share the weight of its positives.
+    `reduction="mean"` averages each side over the anchor's valid pairs. "balanced" is the sum as long as an anchor has no more
+    valid negatives than positives; beyond that, its negatives share the weight of its positives.
 
     Args:
-        margin: λ, the similarity below which a negative is left alone.
+        margin: λ, the similarity below which a negative is ignored.
 
     Example:
         >>> import torch
@@ -25,11 +25,18 @@ class ContrastiveLoss(PairLoss):
     """
 
     name = "contrastive"
-    hyperparameters: ClassVar[tuple[str, ...]] = ("margin",)
-    push = 1.0  # balanced: how many times the weight of its positives an anchor's negatives may have; a study varies it
+    kernel = "contrastive"
+    hyperparameters: ClassVar = {"margin": float}
 
-    def __init__(self, margin: float = 0.5, **shared: str) -> None:
-        super().__init__(**shared)
+    def __init__(
+        self,
+        margin: float = 0.5,
+        *,
+        reduction: str = "sum",
+        engine: str = "auto",
+        exclude: str | None = None,
+    ) -> None:
+        super().__init__(reduction, engine, exclude)
         self.margin = margin
 
     def dense(self, S: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
@@ -39,17 +46,14 @@ class ContrastiveLoss(PairLoss):
         if self.reduction == "mean":
             return attract / positive.sum(1).clamp(min=1) + repel / valid.sum(1).clamp(min=1)
         if self.reduction == "balanced":
-            return attract + repel * balance(positive.sum(1).to(S.dtype), valid.sum(1).to(S.dtype), self.push)
+            return attract + repel * balance(positive.sum(1).to(S.dtype), valid.sum(1).to(S.dtype))
         return attract + repel
 
     def floor(self, p: Side) -> Tensor | float:
         return self.margin
 
-    def negative(self, s: Tensor, p: Side, spread: Spread) -> Terms:
+    def negative(self, s: Tensor, p: Side, expand: Expand) -> Terms:
         return Terms(value=s - self.margin, weight=1.0)
 
-    def positive(self, s: Tensor, n: Side, spread: Spread) -> Terms:
+    def positive(self, s: Tensor, n: Side, expand: Expand) -> Terms:
         return Terms(value=1 - s, weight=1.0)
-
-    def combine(self, p: Side, n: Side) -> Combined:
-        return two_sided(self.reduction, p, n, self.push)

@@ -1,9 +1,11 @@
 """The lifted structure loss (Oh Song et al. 2016) in its smooth, per-anchor form."""
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
-from xbm.engine.terms import Combined, Side, Spread, Terms
+from xbm.engine.terms import Combined, Expand, Side, Terms
 from xbm.losses.pair import PairLoss, masked_lse
 
 
@@ -18,10 +20,17 @@ class LiftedStructureLoss(PairLoss):
 
     name = "lifted_structure"
     one_reduction = True
-    hyperparameters = ("base",)
+    hyperparameters: ClassVar = {"base": float}
 
-    def __init__(self, base: float = 0.5, **shared: str) -> None:
-        super().__init__(**shared)
+    def __init__(
+        self,
+        base: float = 0.5,
+        *,
+        reduction: str = "sum",
+        engine: str = "auto",
+        exclude: str | None = None,
+    ) -> None:
+        super().__init__(reduction, engine, exclude)
         self.base = base
 
     def dense(self, S: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
@@ -29,10 +38,10 @@ class LiftedStructureLoss(PairLoss):
         total = masked_lse(self.base - S, positive) + masked_lse(S - self.base, negative)
         return torch.where(both, total, 0).clamp(min=0)
 
-    def negative(self, s: Tensor, p: Side, spread: Spread) -> Terms:
+    def negative(self, s: Tensor, p: Side, expand: Expand) -> Terms:
         return Terms(logit=s - self.base, slope=1.0)
 
-    def positive(self, s: Tensor, n: Side, spread: Spread) -> Terms:
+    def positive(self, s: Tensor, n: Side, expand: Expand) -> Terms:
         return Terms(logit=self.base - s, slope=1.0)
 
     def combine(self, p: Side, n: Side) -> Combined:

@@ -1,10 +1,12 @@
 """The margin loss of "Sampling Matters in Deep Embedding Learning" (Wu et al. 2017), with a fixed boundary β."""
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
-from xbm.engine.terms import Combined, Side, Spread, Terms, balance, two_sided
-from xbm.losses.pair import PairLoss
+from xbm.engine.terms import Expand, Side, Terms
+from xbm.losses.pair import PairLoss, balance
 
 NEAREST = 1e-4  # d is kept this far from 0, where √ has no derivative
 
@@ -21,10 +23,18 @@ class MarginLoss(PairLoss):
     """
 
     name = "margin"
-    hyperparameters = ("boundary", "margin")
+    hyperparameters: ClassVar = {"boundary": float, "margin": float}
 
-    def __init__(self, boundary: float = 1.2, margin: float = 0.2, **shared: str) -> None:
-        super().__init__(**shared)
+    def __init__(
+        self,
+        boundary: float = 1.2,
+        margin: float = 0.2,
+        *,
+        reduction: str = "sum",
+        engine: str = "auto",
+        exclude: str | None = None,
+    ) -> None:
+        super().__init__(reduction, engine, exclude)
         self.boundary, self.margin = boundary, margin
 
     @staticmethod
@@ -52,12 +62,9 @@ class MarginLoss(PairLoss):
     def floor(self, p: Side) -> Tensor | float:
         return 1 - (self.boundary + self.margin) ** 2 / 2
 
-    def negative(self, s: Tensor, p: Side, spread: Spread) -> Terms:
+    def negative(self, s: Tensor, p: Side, expand: Expand) -> Terms:
         return Terms(value=self.boundary + self.margin - self.distance(s), weight=self.steepness(s))
 
-    def positive(self, s: Tensor, n: Side, spread: Spread) -> Terms:
+    def positive(self, s: Tensor, n: Side, expand: Expand) -> Terms:
         value = self.distance(s) - self.boundary + self.margin
         return Terms(value=value, weight=self.steepness(s), valid=value > 0)
-
-    def combine(self, p: Side, n: Side) -> Combined:
-        return two_sided(self.reduction, p, n)

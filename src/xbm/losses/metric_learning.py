@@ -4,15 +4,15 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from xbm.losses.pair import PairLoss
+from xbm.engine.pairing import pair
 from xbm.memory import CrossBatchMemory
 
 
 class MetricLearningLoss(nn.Module):
     """Wraps a pair or triplet loss of pytorch-metric-learning so that it is called like ours.
 
-    The pairs are ours: an anchor's own copy is left out by id before anything is mined or weighted. They are handed over as
-    lists, which waits for the device and takes memory; the losses of this package do neither.
+    The pairs are those of this package: an anchor's own copy is excluded by id before anything is mined or weighted. They are
+    passed as lists, which waits for the device and takes memory; the losses of this package do neither.
 
     Example:
         >>> import torch
@@ -27,13 +27,12 @@ class MetricLearningLoss(nn.Module):
 
     def __init__(self, loss: Callable, exclude: str | None = None) -> None:
         super().__init__()
-        self.loss = loss
-        self.pairs = PairLoss(exclude=exclude, engine="streaming")  # whose pairings have masks, on any device
+        self.loss, self.exclude = loss, exclude
 
     def forward(
         self, anchors: Tensor, labels: Tensor, memory: CrossBatchMemory | None = None, *, ids: Tensor | None = None
     ) -> Tensor:
-        pairing = self.pairs.pair(anchors, labels, memory, ids)
+        pairing = pair(anchors, labels, memory, ids, self.exclude)
         positive, negative = pairing.masks()  # (M, m)
         (k, i), (j, a) = positive.nonzero(as_tuple=True), negative.nonzero(as_tuple=True)
         rows = pairing.rows.to(anchors.dtype)

@@ -1,9 +1,11 @@
 """The multi-similarity loss (Wang et al. 2019), with its pair mining."""
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
-from xbm.engine.terms import Combined, Side, Spread, Terms
+from xbm.engine.terms import Combined, Expand, Side, Terms
 from xbm.losses.pair import PairLoss, masked_lse, softplus
 
 
@@ -23,8 +25,9 @@ class MultiSimilarityLoss(PairLoss):
     """
 
     name = "multi_similarity"
+    kernel = "multi_similarity"
     one_reduction = True
-    hyperparameters = ("alpha", "beta", "base", "epsilon", "mining")
+    hyperparameters: ClassVar = {"alpha": float, "beta": float, "base": float, "epsilon": float, "mining": bool}
 
     def __init__(
         self,
@@ -33,9 +36,12 @@ class MultiSimilarityLoss(PairLoss):
         base: float = 0.5,
         epsilon: float = 0.1,
         mining: bool = True,
-        **shared: str,
+        *,
+        reduction: str = "sum",
+        engine: str = "auto",
+        exclude: str | None = None,
     ) -> None:
-        super().__init__(**shared)
+        super().__init__(reduction, engine, exclude)
         self.alpha, self.beta, self.base, self.epsilon, self.mining = alpha, beta, base, epsilon, mining
 
     def dense(self, S: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
@@ -52,11 +58,11 @@ class MultiSimilarityLoss(PairLoss):
     def floor(self, p: Side) -> Tensor | float:
         return p.lowest - self.epsilon if self.mining else -torch.inf
 
-    def negative(self, s: Tensor, p: Side, spread: Spread) -> Terms:
+    def negative(self, s: Tensor, p: Side, expand: Expand) -> Terms:
         return Terms(logit=self.beta * (s - self.base), slope=self.beta)
 
-    def positive(self, s: Tensor, n: Side, spread: Spread) -> Terms:
-        valid = s < spread(n.highest) + self.epsilon if self.mining else None
+    def positive(self, s: Tensor, n: Side, expand: Expand) -> Terms:
+        valid = s < expand(n.highest) + self.epsilon if self.mining else None
         return Terms(logit=-self.alpha * (s - self.base), slope=self.alpha, valid=valid)
 
     def combine(self, p: Side, n: Side) -> Combined:

@@ -1,9 +1,11 @@
 """The N-pairs loss (Sohn 2016), which with one positive is InfoNCE."""
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
-from xbm.engine.terms import Combined, Side, Spread, Terms
+from xbm.engine.terms import Combined, Expand, Side, Terms
 from xbm.losses.pair import PairLoss, masked_lse, softplus
 
 
@@ -19,10 +21,17 @@ class NPairsLoss(PairLoss):
 
     name = "n_pairs"
     one_reduction = True
-    hyperparameters = ("temperature",)
+    hyperparameters: ClassVar = {"temperature": float}
 
-    def __init__(self, temperature: float = 0.1, **shared: str) -> None:
-        super().__init__(**shared)
+    def __init__(
+        self,
+        temperature: float = 0.1,
+        *,
+        reduction: str = "sum",
+        engine: str = "auto",
+        exclude: str | None = None,
+    ) -> None:
+        super().__init__(reduction, engine, exclude)
         self.temperature = temperature
 
     def dense(self, S: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
@@ -30,11 +39,11 @@ class NPairsLoss(PairLoss):
         each = softplus(torch.where(positive, against - S / self.temperature, -torch.inf))
         return each.sum(1) / positive.sum(1).clamp(min=1)
 
-    def negative(self, s: Tensor, p: Side, spread: Spread) -> Terms:
+    def negative(self, s: Tensor, p: Side, expand: Expand) -> Terms:
         return Terms(logit=s / self.temperature, slope=1 / self.temperature)
 
-    def positive(self, s: Tensor, n: Side, spread: Spread) -> Terms:
-        against = spread(n.lse) - s / self.temperature
+    def positive(self, s: Tensor, n: Side, expand: Expand) -> Terms:
+        against = expand(n.lse) - s / self.temperature
         return Terms(value=softplus(against), weight=torch.sigmoid(against) / self.temperature)
 
     def combine(self, p: Side, n: Side) -> Combined:

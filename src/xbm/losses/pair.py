@@ -1,78 +1,85 @@
-"""What all pair-weighted losses share: the call, the checks, and the weights of the GPW framework (the paper's Eq. 1)."""
+"""What all pair-weighted losses share: the call, its one autograd node, and the weights of the GPW framework (Eq. 1)."""
 
-import json
+import math
+import numbers
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from types import ModuleType
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from xbm import engine as engines
-from xbm.checks import check_device, check_embeddings, check_integers, sound_rows
-from xbm.engine.terms import LOSSES, Combined, Side, Spread, Terms
+from xbm.engine import dense, streaming
+from xbm.engine.graph_node import new_handle, one_pass_node
+from xbm.engine.pairing import EXCLUDES, Pairing, pair
+from xbm.engine.terms import Combined, Expand, Result, Side, Terms
 from xbm.errors import InputError, unknown
+from xbm.kernels import HAS_TRITON, INTERPRETED, has_kernels
 from xbm.memory import CrossBatchMemory
 
 REDUCTIONS = ("sum", "mean", "balanced")
-EXCLUDES = ("instance", "copy")
+ENGINES = ("auto", "reference", "streaming", "triton")
 
 
 class PairLoss(nn.Module):
     """A loss of the form L = 1/m Σ_i loss(P_i, N_i) over the positives and negatives of each anchor.
 
-    A subclass states its mathematics twice: `dense`, the plain formula, which autograd differentiates (the oracle), and
-    `floor`, `negative`, `positive`, `combine`, its one-pass form (see `terms.py`), from which the engines make value and
-    gradient together.
+    A subclass states its formula twice: `dense` is the plain formula, which autograd differentiates (the reference), and
+    `floor`, `negative`, `positive` and `combine` are its one-pass form (see `xbm.engine.terms`), from which the engines compute
+    value and gradient together.
 
     Args:
-        reduction: "sum" is the paper; "mean" averages an anchor's pairs; "balanced" is the sum with a push that never outweighs
-            the pull, see each loss.
+        reduction: "sum" is the paper's; "mean" averages an anchor's pairs; "balanced" is the sum in which the negatives never
+            outweigh the positives, see each loss.
         engine: "auto", "reference", "streaming" or "triton".
-        exclude: which rows are the anchor itself. "instance": every row with the anchor's id (needs ids; the default when
-            they are given). "copy": only the newest copy of the anchor's image, older ones count as positives.
+        exclude: which rows are the anchor itself. "instance": every row with the anchor's id (requires ids, and is the default
+            if they are given). "copy": only the newest row of the anchor's image; older ones count as positives.
     """
 
     name: ClassVar[str]
-    hyperparameters: ClassVar[tuple[str, ...]] = ()
+    hyperparameters: ClassVar[Mapping[str, type]] = {}  # by name: float or bool
     ranks_positives: ClassVar[bool] = False
-    one_reduction: ClassVar[bool] = False  # all reductions are the same
-    spec: str  # the loss as text, see `engine.terms.from_spec`; always that of the hyper-parameters as they are
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        LOSSES[cls.name] = cls
+    one_reduction: ClassVar[bool] = False  # whether all reductions give the same loss
+    kernel: ClassVar[str | None] = None  # the Triton kernel that implements the formulas of the class that states this
 
     def __init__(self, reduction: str = "sum", engine: str = "auto", exclude: str | None = None) -> None:
         super().__init__()
         if reduction not in REDUCTIONS:
             raise unknown("reduction", reduction, REDUCTIONS)
-        if engine not in engines.ENGINES:
-            raise unknown("engine", engine, engines.ENGINES)
+        if engine not in ENGINES:
+            raise unknown("engine", engine, ENGINES)
         if exclude is not None and exclude not in EXCLUDES:
             raise unknown("exclude", exclude, EXCLUDES)
         self.reduction, self.engine, self.exclude = reduction, engine, exclude
+        self.handle = new_handle(self)
 
-    # ---------------------------------------------------------------- the mathematics, stated by each loss
+    # ---------------------------------------------------------------- the formula, stated by each loss
 
     def dense(self, S: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
-        """(m,): each anchor's loss from the whole similarity matrix S (m, M) and the masks of its pairs."""
+        """(m,): the loss of each anchor from the similarity matrix S (m, M) and the masks of its pairs."""
         raise NotImplementedError
 
     def floor(self, p: Side) -> Tensor | float:
-        """Only negatives with S above this are valid."""
+        """The similarity above which a negative is valid."""
         return -torch.inf
 
-    def negative(self, s: Tensor, p: Side, spread: Spread) -> Terms:
-        """What valid negatives add, given the extremes (and ranks) of the positives."""
+    def negative(self, s: Tensor, p: Side, expand: Expand) -> Terms:
+        """What valid negatives contribute, given the extremes (and ranks) of the positives."""
         raise NotImplementedError
 
-    def positive(self, s: Tensor, n: Side, spread: Spread) -> Terms:
-        """What positives add, given the finished negative side."""
+    def positive(self, s: Tensor, n: Side, expand: Expand) -> Terms:
+        """What positives contribute, given the complete negative side."""
         raise NotImplementedError
 
     def combine(self, p: Side, n: Side) -> Combined:
-        """The anchor's loss and the coefficients of its gradient sums."""
-        raise NotImplementedError
+        """The loss of each anchor and the coefficients of its gradient sums; by default the two sides are added."""
+        if self.reduction == "sum":
+            return Combined(p.value + n.value, positive_sum=1.0, negative_sum=1.0)
+        if self.reduction == "balanced":
+            share = balance(p.weight, n.weight)
+            return Combined(p.value + share * n.value, positive_sum=1.0, negative_sum=share)
+        return Combined(p.share * p.value + n.share * n.value, positive_sum=p.share, negative_sum=n.share)
 
     # ---------------------------------------------------------------- what users call
 
@@ -86,26 +93,48 @@ class PairLoss(nn.Module):
         exclude: str | None = None,
         return_stats: bool = False,
     ) -> Tensor | tuple[Tensor, "PairStats"]:
-        """The loss of the anchors (m, D) against the memory's rows or, without a memory, against each other.
+        """The loss of the anchors against the memory's rows or, without a memory, against each other.
+
+        Args:
+            anchors: (m, D), unit rows.
+            labels: (m,), integers.
+            memory: the rows to compare with.
+            ids: (m,), the instance (for example the image) that each anchor comes from.
+            exclude: overrides the loss's own `exclude`.
+            return_stats: whether to return the statistics of the pairs too.
 
         Raises:
-            InputError: anything that does not fit, in one sentence.
+            InputError: if an argument is invalid.
         """
-        pairing = self.pair(anchors, labels, memory, ids, exclude)
-        loss, stats = engines.compare(self, anchors, pairing, self.engine, return_stats)
+        engine = self._choose_engine(anchors, anchors if memory is None else memory.rows)
+        pairing = pair(anchors, labels, memory, ids, exclude or self.exclude, inspect=engine in (dense, streaming))
+        if len(pairing.labels) == 0:
+            counts, extremes = pairing.labels.new_zeros(2, 0), anchors.new_zeros(3, 0)
+            parts: tuple[Tensor, ...] = (anchors.sum() * 0, *counts, *extremes, counts.sum())
+        elif engine is dense:
+            parts = dense.reference(self, anchors, pairing, return_stats)
+        else:
+            rows = None if pairing.in_batch else pairing.rows
+            grad = torch.is_grad_enabled()
+            wanted = (grad and anchors.requires_grad, grad and rows is not None and rows.requires_grad)
+            if torch.compiler.is_compiling():
+                value, _, _, *statistics = one_pass_node(self, anchors, pairing, engine is not streaming, *wanted, return_stats)
+                parts = (value, *statistics)
+            else:
+                parts = _OnePass.apply(anchors, rows, pairing, self, engine, wanted, return_stats)
         if not return_stats:
-            return loss
-        positives, negatives, hardest, easiest_positive, hardest_positive = stats[:5]
-        unsound = stats[5] if pairing.sound is None else pairing.unsound()
-        return loss, PairStats(positives, negatives, hardest, easiest_positive, hardest_positive, unsound)
+            return parts[0]
+        loss, positives, negatives, hardest, easiest_positive, hardest_positive, *unsound = parts
+        skipped = unsound[0] if pairing.sound is None else (~pairing.sound).sum()
+        return loss, PairStats(positives, negatives, hardest, easiest_positive, hardest_positive, skipped)
 
     def with_gradient(
         self, anchors: Tensor, labels: Tensor, memory: CrossBatchMemory | None = None, *,
         ids: Tensor | None = None, exclude: str | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """The loss and its gradient in the anchors, as plain tensors: `anchors.backward(gradient)` goes on from there.
+        """The loss and its gradient in the anchors, as plain tensors: continue with `anchors.backward(gradient)`.
 
-        The same as calling the loss and then `loss.backward()`, without what autograd costs the host for it: on a GPU that is
+        This equals calling the loss and then `loss.backward()`, without the host time of an autograd node, which on a GPU is
         more than the kernels take.
 
         Example:
@@ -117,12 +146,23 @@ class PairLoss(nn.Module):
             (0.5, True)
 
         Raises:
-            InputError: anything that does not fit, among it a memory whose rows have a gradient of their own.
+            InputError: if an argument is invalid, or if the memory's rows have a gradient of their own.
         """
         if memory is not None and memory.rows.requires_grad:
             raise InputError(f"update={memory.update!r} has a gradient for the memory's rows too: call the loss and backward()")
-        pairing = self.pair(anchors, labels, memory, ids, exclude)
-        return engines.gradient(self, anchors, pairing, self.engine)
+        leaf = anchors.detach()
+        engine = self._choose_engine(leaf, leaf if memory is None else memory.rows)
+        if engine is dense or len(leaf) == 0:
+            with torch.enable_grad():
+                value = self(leaf.requires_grad_(), labels, memory, ids=ids, exclude=exclude)
+                return value.detach(), *torch.autograd.grad(value, leaf)
+        pairing = pair(leaf, labels, memory, ids, exclude or self.exclude, inspect=engine in (dense, streaming))
+        with torch.no_grad():
+            if torch.compiler.is_compiling():
+                value, gradient, *_ = one_pass_node(self, leaf, pairing, engine is not streaming, True, False, False)
+                return value, gradient
+            result = engine.compare(self, leaf, pairing, True, False, False)
+        return result.loss, result.gradient.to(leaf.dtype)
 
     def weights(self, S: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
         """The paper's w_ij: m·∂L/∂S_ij for negatives, −m·∂L/∂S_ij for positives, 0 elsewhere.
@@ -134,110 +174,141 @@ class PairLoss(nn.Module):
             >>> ContrastiveLoss().weights(S, positive, ~positive).tolist()
             [[1.0, 1.0, 0.0]]
         """
-        return engines.dense_weights(self, S, positive, negative)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(name, value)
-        named = (*self.hyperparameters, "reduction")
-        if name in named:  # made here and not on use: torch.compile cannot trace json
-            values = {key: self.__dict__[key] for key in named if key in self.__dict__}
-            self.__dict__["spec"] = json.dumps({"loss": getattr(self, "name", None), **values})
+        return dense.weights(self, S, positive, negative)
 
     def extra_repr(self) -> str:
         shown = {key: getattr(self, key) for key in (*self.hyperparameters, "reduction", "engine")}
         return ", ".join(f"{key}={value!r}" for key, value in shown.items())
 
-    # ---------------------------------------------------------------- who is compared with whom
+    # ---------------------------------------------------------------- how a call is carried out
 
-    def pair(
-        self,
+    def _choose_engine(self, anchors: Tensor, rows: Tensor) -> ModuleType:
+        """The module that runs: on a GPU the kernels, if there is one for this loss; otherwise the streaming engine.
+
+        `streaming` and `triton` both have `compare(loss, anchors, pairing, gradient, row_gradient, stats) -> Result`.
+        """
+        if self.engine == "reference":
+            return dense
+        if self._parameters or self._modules:
+            trained = [name for name, parameter in self.named_parameters() if parameter.requires_grad]
+            if trained:
+                raise InputError(
+                    f"{type(self).__name__} has parameters ({', '.join(trained)}) that the one-pass engines do not "
+                    'differentiate: use engine="reference"'
+                )
+        if self.engine == "triton" or (self.engine == "auto" and getattr(anchors, "is_cuda", False)):
+            if has_kernels(anchors.device) or (self.engine == "triton" and HAS_TRITON and INTERPRETED):
+                from xbm.engine import triton
+
+                if triton.supports(self, anchors, rows):
+                    return triton
+            elif self.engine == "triton":
+                raise InputError('engine="triton" requires an NVIDIA GPU of compute capability 8.0 or later: use engine="auto"')
+        return streaming
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in type(self).hyperparameters:
+            value = _plain(name, value, type(self).hyperparameters[name])
+        super().__setattr__(name, value)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.handle = new_handle(self)  # a copy is a loss of its own
+
+
+def _plain(name: str, value: Any, kind: type) -> float | bool:
+    """The value of a hyper-parameter as a plain number: engines and kernels compute with nothing else."""
+    if isinstance(value, Tensor):
+        if value.requires_grad or value.numel() != 1:
+            raise InputError(f"{name} must be a plain number, got a tensor that is trained or has several elements")
+        value = value.item()
+    if kind is bool:
+        if isinstance(value, bool) or type(value).__name__ in ("bool_", "bool"):
+            return bool(value)
+        raise InputError(f"{name} must be True or False, got {value!r}")
+    if not isinstance(value, numbers.Real) or isinstance(value, bool) or not math.isfinite(value):
+        raise InputError(f"{name} must be a finite number, got {value!r}")
+    return float(value)
+
+
+class _OnePass(torch.autograd.Function):
+    """A one-pass engine as an autograd node: the gradients are computed with the value. In a batch, rows is None."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
         anchors: Tensor,
-        labels: Tensor,
-        memory: CrossBatchMemory | None,
-        ids: Tensor | None,
-        exclude: str | None = None,
-    ) -> engines.Pairing:
-        """Which rows the anchors are compared with, and which of them count as positives and negatives."""
-        exclude = exclude or self.exclude
-        if exclude is not None and exclude not in EXCLUDES:
-            raise unknown("exclude", exclude, EXCLUDES)
-        check_embeddings(anchors, "anchors", memory.dim if memory is not None else None)
-        labels = check_integers(labels, "labels", anchors)
-        if ids is not None:
-            ids = check_integers(ids, "ids", anchors)
-        if memory is not None:
-            check_device(anchors, "the anchors", memory.rows, "the memory")
-        if exclude == "instance" and ids is None:
-            raise InputError('exclude="instance" leaves out rows by their instance id: pass ids')
-        exclude = exclude or ("copy" if ids is None else "instance")
-        by_id = exclude == "instance"
-        rows = anchors if memory is None else memory.rows
-        if engines.chosen(self, anchors, rows, self.engine) == "triton":
-            return self._pair_unseen(rows, labels, memory, ids, by_id)
-        everyone = torch.ones_like(labels, dtype=torch.bool)
-        sound = sound_rows(anchors.detach(), everyone, ids, 0) if len(labels) else everyone
-        shared: dict[str, Any] = {"labels": labels, "sound": sound}
-        if memory is None:
-            own = None if by_id else torch.arange(len(labels), device=labels.device)
-            return engines.Pairing(
-                rows=anchors, row_labels=labels, stamps=sound.long() - 1, ids=ids if by_id else None,
-                row_ids=ids if by_id else None, own=own, **shared,
-            )  # fmt: skip
-        if ids is None:
-            if memory.update != "queue":
-                raise InputError(f"update={memory.update!r} keeps one slot an instance: pass ids to the loss")
-            own, just_written = latest_rows(memory, anchors.detach(), labels)
-            shared["sound"] = sound & just_written
-        else:
-            own = None if by_id else memory.latest_copies(ids)
-            if ids.device.type == "cpu":
-                shared["sound"] = all_named(memory.row_ids, memory.stamps, sound)
-        return engines.Pairing(
-            rows=memory.rows, row_labels=memory.row_labels, stamps=memory.stamps, ids=ids if by_id else None,
-            row_ids=memory.row_ids if by_id else None, own=own, **shared,
-        )  # fmt: skip
+        rows: Tensor | None,
+        pairing: Pairing,
+        loss: PairLoss,
+        engine: ModuleType,
+        wanted: tuple[bool, bool],
+        stats: bool,
+    ) -> tuple[Tensor, ...]:
+        result: Result = engine.compare(loss, anchors, pairing, *wanted, stats)
+        # neither inputs nor outputs, so they need not be saved the slow way
+        ctx.gradients = result.gradient, None if result.row_gradient is None else result.row_gradient.to(pairing.rows.dtype)
+        ctx.types = anchors.dtype, pairing.rows.dtype
+        if not stats:
+            return (result.loss,)
+        ctx.set_materialize_grads(False)
+        extra = (*result.statistics, *(() if result.unsound is None else (result.unsound,)))
+        ctx.mark_non_differentiable(*extra)
+        return result.loss, *extra
 
-    def _pair_unseen(
-        self, rows: Tensor, labels: Tensor, memory: CrossBatchMemory | None, ids: Tensor | None, by_id: bool
-    ) -> engines.Pairing:
-        """The same for an engine whose kernels look at values as they go, so that nothing is launched here for it."""
-        if memory is None:  # the stamps of a batch say which anchors are sound: the engine's to find
-            return engines.Pairing(rows, labels, labels.new_empty(0), labels, None, ids, ids if by_id else None)
-        if ids is None and memory.update != "queue":
-            raise InputError(f"update={memory.update!r} keeps one slot an instance: pass ids to the loss")
-        return engines.Pairing(
-            rows, memory.row_labels, memory.stamps, labels, None, ids, memory.row_ids if by_id else None,
-            own=None if by_id or ids is None else memory.latest_copies(ids),
-            latest=(memory.pointer, memory.latest) if ids is None else None,
-        )  # fmt: skip
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+        if upstream is None:
+            return (None,) * 7
+        if torch.is_grad_enabled():
+            raise InputError('this engine has no second derivatives: build the loss with engine="reference"')
+        gradients = [
+            # half precision could not represent a large loss scale, so the product is computed in at least float32
+            (gradient.to(torch.promote_types(dtype, torch.float32)) * upstream).to(dtype)
+            if needed and gradient is not None
+            else None
+            for gradient, dtype, needed in zip(ctx.gradients, ctx.types, ctx.needs_input_grad)
+        ]
+        return (*gradients, *[None] * 5)
 
 
 @dataclass
 class PairStats:
-    """What the anchors met, as device tensors of shape (m,); by attribute or by name, `stats["valid_negatives"]`."""
+    """Statistics of each anchor's pairs, as device tensors of shape (m,); also by name: `stats["valid_negatives"]`."""
 
     valid_positives: Tensor
     valid_negatives: Tensor
     hardest_negative: Tensor  # largest similarity among the negatives, -inf if there are none
     easiest_positive: Tensor  # largest similarity among the positives, -inf if there are none
     hardest_positive: Tensor  # smallest similarity among the positives, +inf if there are none
-    unsound: Tensor  # (), anchors that had to be left out
+    unsound: Tensor  # (), anchors that were skipped
 
     def __getitem__(self, name: str) -> Tensor:
         return getattr(self, name)
 
     def read(self) -> dict[str, Tensor]:
-        """All of it on the host.
+        """Copies the statistics to the host.
 
         Raises:
-            InputError: an anchor was unsound where the device could not be stopped to say so; it added nothing.
+            InputError: if an anchor was unsound on a device where the call could not raise; it contributed nothing.
         """
         if bad := int(self.unsound):
             raise InputError(
-                f"{bad} anchors were left out: not finite, not of unit length, with a negative id, "
+                f"{bad} anchors were skipped: not finite, not of unit length, with a negative id, "
                 "or (without ids) not the rows enqueued last"
             )
         return {field.name: getattr(self, field.name).cpu() for field in fields(self) if field.name != "unsound"}
+
+
+# ------------------------------------------------------------------ arithmetic that several losses use
+
+
+def balance(pull: Tensor, push: Tensor, most: float = 1.0) -> Tensor:
+    """(m,): the factor for an anchor's negatives with which their weights add up to at most `most` times its positives'.
+
+    An anchor without positives counts as one with a single pair of weight 1, so its negatives still contribute.
+    """
+    return (most * pull.clamp(min=1) / push.clamp(min=1)).clamp(max=1)
 
 
 def masked_lse(logits: Tensor, mask: Tensor) -> Tensor:
@@ -249,38 +320,3 @@ def masked_lse(logits: Tensor, mask: Tensor) -> Tensor:
 def softplus(x: Tensor) -> Tensor:
     """log(1 + e^x), exact everywhere: torch's own is linear from 20 on."""
     return torch.logaddexp(x, torch.zeros((), dtype=x.dtype, device=x.device))
-
-
-@torch.library.custom_op("xbm::same_rows", mutates_args=())
-def same_rows(anchors: Tensor, labels: Tensor, rows: Tensor, row_labels: Tensor, slots: Tensor, latest: Tensor) -> Tensor:
-    """Which anchors are the rows just enqueued, in order: without ids nothing else tells an anchor's own copy."""
-    found = slots.clamp(min=0)
-    same = (rows[found] == anchors.to(rows.dtype)).all(1) & (row_labels[found] == labels)
-    same = (same | (slots < 0)) & (latest == len(labels)) | (latest == 0)  # nothing is like an empty memory's rows
-    if anchors.device.type == "cpu" and not bool(same.all()):
-        raise InputError("these anchors are not the rows enqueued last, in the same order: pass ids to enqueue and to the loss")
-    return same
-
-
-@same_rows.register_fake
-def _(anchors: Tensor, labels: Tensor, rows: Tensor, row_labels: Tensor, slots: Tensor, latest: Tensor) -> Tensor:
-    return torch.empty_like(labels, dtype=torch.bool)
-
-
-def latest_rows(memory: CrossBatchMemory, anchors: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    slots = memory.latest_slots(len(labels))
-    same = same_rows(anchors, labels, memory.rows.detach(), memory.row_labels, slots, memory.latest)
-    return slots, same
-
-
-@torch.library.custom_op("xbm::all_named", mutates_args=())
-def all_named(row_ids: Tensor, stamps: Tensor, sound: Tensor) -> Tensor:
-    """Raises if some rows were enqueued without ids: an anchor's own copy could then hide among them."""
-    if bool(((row_ids < 0) & (stamps >= 0)).any()):
-        raise InputError("the memory holds rows without ids: pass ids to every enqueue, or to none and not to the loss")
-    return sound.clone()
-
-
-@all_named.register_fake
-def _(row_ids: Tensor, stamps: Tensor, sound: Tensor) -> Tensor:
-    return torch.empty_like(sound)

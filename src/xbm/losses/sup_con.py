@@ -1,9 +1,11 @@
 """The supervised contrastive loss (Khosla et al. 2020), the form with the sum outside the logarithm."""
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
-from xbm.engine.terms import Combined, Side, Spread, Terms
+from xbm.engine.terms import Combined, Expand, Side, Terms
 from xbm.losses.pair import PairLoss, masked_lse
 
 
@@ -20,10 +22,17 @@ class SupConLoss(PairLoss):
 
     name = "sup_con"
     one_reduction = True
-    hyperparameters = ("temperature",)
+    hyperparameters: ClassVar = {"temperature": float}
 
-    def __init__(self, temperature: float = 0.1, **shared: str) -> None:
-        super().__init__(**shared)
+    def __init__(
+        self,
+        temperature: float = 0.1,
+        *,
+        reduction: str = "sum",
+        engine: str = "auto",
+        exclude: str | None = None,
+    ) -> None:
+        super().__init__(reduction, engine, exclude)
         self.temperature = temperature
 
     def dense(self, S: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
@@ -31,10 +40,10 @@ class SupConLoss(PairLoss):
         mean = (logits * positive).sum(1) / positive.sum(1).clamp(min=1)
         return torch.where(positive.any(1), masked_lse(logits, positive | negative) - mean, 0)
 
-    def negative(self, s: Tensor, p: Side, spread: Spread) -> Terms:
+    def negative(self, s: Tensor, p: Side, expand: Expand) -> Terms:
         return Terms(logit=s / self.temperature, slope=1 / self.temperature)
 
-    def positive(self, s: Tensor, n: Side, spread: Spread) -> Terms:
+    def positive(self, s: Tensor, n: Side, expand: Expand) -> Terms:
         logit = s / self.temperature
         return Terms(value=logit, weight=1 / self.temperature, logit=logit, slope=1 / self.temperature)
 

@@ -1,9 +1,11 @@
 """The triplet loss over all of an anchor's triplets, without a list of them."""
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
-from xbm.engine.terms import Combined, Side, Spread, Terms
+from xbm.engine.terms import Combined, Expand, Side, Terms
 from xbm.losses.pair import PairLoss
 
 FEW = 16  # positives an anchor: up to here comparing with each in turn beats a binary search
@@ -21,11 +23,19 @@ class TripletLoss(PairLoss):
     """
 
     name = "triplet"
-    hyperparameters = ("margin",)
+    kernel = "triplet"
+    hyperparameters: ClassVar = {"margin": float}
     ranks_positives = True
 
-    def __init__(self, margin: float = 0.1, **shared: str) -> None:
-        super().__init__(**shared)
+    def __init__(
+        self,
+        margin: float = 0.1,
+        *,
+        reduction: str = "sum",
+        engine: str = "auto",
+        exclude: str | None = None,
+    ) -> None:
+        super().__init__(reduction, engine, exclude)
         self.margin = margin
 
     def dense(self, S: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
@@ -40,7 +50,7 @@ class TripletLoss(PairLoss):
     def floor(self, p: Side) -> Tensor | float:
         return p.lowest - self.margin
 
-    def negative(self, s: Tensor, p: Side, spread: Spread) -> Terms:
+    def negative(self, s: Tensor, p: Side, expand: Expand) -> Terms:
         """Counted from the lowest positive r: c·(S − r + η), less Σ beaten·(S_ik − r) in `combine`, adds up the triplets."""
         ranked = p.ranked  # (P, m)
         assert ranked is not None
@@ -48,7 +58,7 @@ class TripletLoss(PairLoss):
         if len(ranked) <= FEW:
             rank, lost = torch.zeros_like(s, dtype=torch.int8), []
             for similarity in ranked:
-                beats = s > spread(similarity - self.margin)
+                beats = s > expand(similarity - self.margin)
                 rank += beats
                 if tile:
                     lost.append(beats.sum(0))
@@ -58,20 +68,20 @@ class TripletLoss(PairLoss):
             if tile:
                 rank = torch.searchsorted(thresholds, s.T.contiguous()).T
             else:
-                rank = _segmented_rank(thresholds, s, spread(torch.arange(ranked.shape[1], device=s.device)))
+                rank = _segmented_rank(thresholds, s, expand(torch.arange(ranked.shape[1], device=s.device)))
         weight = rank.to(s.dtype)
-        value = (s + spread(self.margin - self._reference(p))).mul_(weight)
-        return Terms(value, weight, beaten=self.beaten(rank, p, spread) if beaten is None else beaten)
+        value = (s + expand(self.margin - self._reference(p))).mul_(weight)
+        return Terms(value, weight, beaten=self.beaten(rank, p, expand) if beaten is None else beaten)
 
     @staticmethod
     def _reference(p: Side) -> Tensor:
         return p.lowest.where(p.lowest < torch.inf, 0)
 
-    def beaten(self, rank: Tensor, p: Side, spread: Spread) -> Tensor:
+    def beaten(self, rank: Tensor, p: Side, expand: Expand) -> Tensor:
         """(P, m): how many of the negatives at hand each ranked positive loses against; one of rank c beats the first c."""
         assert p.ranked is not None
         most, m = p.ranked.shape
-        anchor = spread(torch.arange(m, device=rank.device)).expand(rank.shape)
+        anchor = expand(torch.arange(m, device=rank.device)).expand(rank.shape)
         bins = (anchor * (most + 1) + rank.long()).flatten()
         histogram = torch.zeros(m * (most + 1), dtype=torch.int64, device=rank.device)
         histogram.index_add_(0, bins, torch.ones_like(bins))

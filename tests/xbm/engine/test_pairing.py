@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.xbm.engine.pairs import pairing
-from xbm.engine.pairing import Pairing, count_related, list_related
+from xbm.engine.pairing import Pairing, count_same_label, list_related
 
 SELF_BY = ["id", "slot", "id and slot"]
 
@@ -22,7 +22,6 @@ def test_masks_say_what_plain_loops_say(self_by):
             same = p.row_labels[j] == p.labels[i]
             assert positive[j, i] == (counts and same)
             assert negative[j, i] == (counts and not same)
-    assert p.unsound() == 1
 
 
 @pytest.mark.parametrize("self_by", SELF_BY)
@@ -37,7 +36,7 @@ def test_masks_of_a_part_are_the_part_of_the_masks(self_by, start, stop):
 @pytest.mark.parametrize(("block", "step"), [(65536, 4096), (10, 3), (1, 1)])
 def test_related_pairs_are_exactly_those_that_are_no_negatives(self_by, block, step):
     _, p = pairing(self_by=self_by)
-    related = list_related(p, block, step)
+    related = list_related(p, None, block, step)
     positive, negative = p.masks()
     listed = set(zip(related.row.tolist(), related.anchor.tolist(), related.positive.tolist()))
     written = (p.stamps >= 0).nonzero()[:, 0].tolist()
@@ -56,7 +55,7 @@ def test_nothing_related_gives_empty_lists():
 @pytest.mark.parametrize("block", [65536, 10])
 def test_count_is_the_number_of_pairs_that_share_a_label(block):
     _, p = pairing(m=9, classes=3)  # several anchors of a class
-    assert count_related(p, block) == (p.row_labels[:, None] == p.labels).sum()
+    assert count_same_label(p, block) == (p.row_labels[:, None] == p.labels).sum()
 
 
 def test_an_id_on_another_label_is_the_anchor_itself_and_not_a_negative():
@@ -71,3 +70,9 @@ def test_an_id_on_another_label_is_the_anchor_itself_and_not_a_negative():
     )
     assert p.masks()[1].tolist() == [[False], [True]]
     assert list_related(p).row.tolist() == [0]
+
+
+def test_too_many_positives_are_not_listed():
+    _, p = pairing()
+    pairs = count_same_label(p)
+    assert list_related(p, pairs) is not None and list_related(p, pairs - 1) is None

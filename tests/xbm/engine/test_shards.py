@@ -53,7 +53,7 @@ def test_three_shards_are_one_bank(name, listed, monkeypatch):
         cut = slice(rank, None, R)
         about = {name: getattr(whole, name)[cut].clone() for name in ("rows", "row_labels", "stamps", "row_ids")}
         mine = whole._replace(**about)
-        return streaming.compare_shard(loss, v, mine, True, True, Threads(rank, table, meet))
+        return streaming.compare(loss, v, mine, True, True, True, Threads(rank, table, meet))
 
     with ThreadPoolExecutor(R) as pool:
         found = list(pool.map(hold, range(R)))

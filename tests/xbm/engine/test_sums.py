@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from xbm.engine.sums import Sums, weigh
+from xbm.engine.dense import pair_weights
+from xbm.engine.streaming import Sums
 from xbm.engine.terms import Terms
 
 m, M, D = 5, 41, 7
@@ -29,7 +30,7 @@ def rows_of(t, cut):
 
 def by_tiles(pairs, order):
     t, valid, rows = pairs
-    sums = Sums(m, rows)
+    sums = Sums(rows.new_zeros(m, D))
     for cut in order:
         sums.add_tile(rows_of(t, cut), valid[cut], rows[cut])
     return sums
@@ -37,7 +38,7 @@ def by_tiles(pairs, order):
 
 def by_lists(pairs, order):
     t, valid, rows = pairs
-    sums = Sums(m, rows)
+    sums = Sums(rows.new_zeros(m, D))
     for cut in order:
         anchor, row = valid[cut].T.nonzero(as_tuple=True)
         sums.add_list(Terms(*(x[cut][row, anchor] if isinstance(x, torch.Tensor) else x for x in t)), anchor, row, rows[cut])
@@ -46,7 +47,7 @@ def by_lists(pairs, order):
 
 def alternating(pairs, order):
     t, valid, rows = pairs
-    sums = Sums(m, rows)
+    sums = Sums(rows.new_zeros(m, D))
     for n, cut in enumerate(order):
         if n % 2:
             sums.add_tile(rows_of(t, cut), valid[cut], rows[cut])
@@ -76,7 +77,7 @@ def test_sums_are_what_plain_loops_add_up(pairs, feed, order, plain):
     sums = feed((t, valid, rows), ORDERS[order])
     side = sums.finish()
     gradient = sums.gradient(of_sum, of_lse)
-    weights = weigh(t, valid, side.lse, of_sum, of_lse)
+    weights = pair_weights(t, valid, side.lse, of_sum, of_lse)
     for i in range(m):
         here = [j for j in range(M) if valid[j, i]]
         weight = {j: 0.7 if plain else float(t.weight[j, i]) for j in here}
@@ -108,7 +109,7 @@ def test_huge_logits_stay_finite_and_only_shift_the_result(pairs, feed, order, s
 
 def test_a_peak_that_rises_tile_by_tile_rescales_what_was_added_before():
     rows = torch.eye(3, dtype=torch.float64)
-    sums = Sums(1, rows)
+    sums = Sums(rows[:1])
     for j, logit in enumerate([0.0, 700.0, 701.0]):  # e^700 is near the end of float64
         sums.add_tile(
             Terms(logit=torch.tensor([[logit]]).double(), slope=1.0), torch.ones(1, 1, dtype=torch.bool), rows[j : j + 1]
@@ -118,5 +119,14 @@ def test_a_peak_that_rises_tile_by_tile_rescales_what_was_added_before():
 
 
 def test_nothing_added_is_an_empty_side_without_gradient():
-    sums = Sums(m, torch.zeros(1, dtype=torch.float64))
+    sums = Sums(torch.zeros(m, D, dtype=torch.float64))
     assert sums.finish().lse.tolist() == [-math.inf] * m and sums.gradient(1.0, 1.0) == 0.0
+
+
+def test_an_empty_side_has_no_extremes_and_its_tensors_are_its_own():
+    side = Sums(torch.zeros(3, D, dtype=torch.float64)).side
+    assert side.lowest.tolist() == [math.inf] * 3 and side.highest.tolist() == side.lse.tolist() == [-math.inf] * 3
+    assert side.value.dtype == torch.float64 and not side.count.is_floating_point()
+    side.value += 1
+    side.highest += 1
+    assert side.weight.tolist() == [0.0] * 3

@@ -221,17 +221,6 @@ def test_the_adapter_agrees_with_our_own_loss():
     )
 
 
-def test_the_adapter_makes_its_pairs_in_torch_where_there_are_kernels(monkeypatch):
-    labels, ids = torch.arange(6) % 2, torch.arange(6)
-    v = F.normalize(embeddings(labels, 6)).float()
-    memory = CrossBatchMemory(6, DIM)
-    memory.enqueue(v, labels, ids)
-    adapted = MetricLearningLoss(theirs_contrastive())
-    expected = adapted(v, labels, memory, ids=ids)
-    monkeypatch.setattr("xbm.engine.has_kernels", lambda *_: True)
-    assert adapted(v, labels, memory, ids=ids) == expected
-
-
 @pytest.mark.parametrize("stored", [torch.bfloat16, torch.float32])
 def test_a_bank_of_another_type_meets_the_anchors_in_theirs(stored):
     memory = CrossBatchMemory(6, DIM, dtype=stored)

@@ -306,7 +306,7 @@ def test_unsound_anchors_are_told_on_reading_where_the_device_was_not_stopped():
     s = scene()
     _, stats = ContrastiveLoss()(s.anchors, s.labels, s.memory, ids=s.ids, return_stats=True)
     stats.unsound = torch.tensor(2)  # as a GPU would have counted
-    with pytest.raises(InputError, match="2 anchors were left out"):
+    with pytest.raises(InputError, match="2 anchors were skipped"):
         stats.read()
 
 
@@ -382,3 +382,36 @@ def test_the_gradient_alone_of_no_anchors_and_without_a_graph():
     with torch.no_grad():
         loss, gradient = ContrastiveLoss().with_gradient(torch.eye(2)[[0, 0]], torch.tensor([0, 1]))
     assert loss == 0.5 and gradient.tolist() == [[1.0, 0.0], [1.0, 0.0]]
+
+
+# ------------------------------------------------------------------ which engine runs
+
+
+def test_the_reference_runs_only_when_named(monkeypatch):
+    def refuse(*_):
+        raise AssertionError("the (m, M) matrix was made")
+
+    monkeypatch.setattr("xbm.engine.dense.reference", refuse)
+    s = scene()
+    for engine in ("auto", "streaming"):
+        ContrastiveLoss(engine=engine)(s.anchors, s.labels, s.memory, ids=s.ids)
+    with pytest.raises(AssertionError, match="was made"):
+        ContrastiveLoss(engine="reference")(s.anchors, s.labels, s.memory, ids=s.ids)
+
+
+def test_rows_are_differentiated_only_where_somebody_asks(monkeypatch):
+    asked = []
+    compare = streaming.compare
+
+    def watch(*given):
+        asked.append(given[3:5])
+        return compare(*given)
+
+    monkeypatch.setattr(streaming, "compare", watch)
+    queue, backprop = scene(), scene(update="backprop")
+    ContrastiveLoss()(queue.anchors, queue.labels, queue.memory, ids=queue.ids)
+    ContrastiveLoss()(backprop.anchors, backprop.labels, backprop.memory, ids=backprop.ids)
+    ContrastiveLoss()(backprop.anchors.detach(), backprop.labels, backprop.memory, ids=backprop.ids)
+    with torch.no_grad():
+        ContrastiveLoss()(backprop.anchors, backprop.labels, backprop.memory, ids=backprop.ids)
+    assert asked == [(True, False), (True, True), (False, True), (False, False)]
