@@ -47,12 +47,12 @@ class CrossBatchMemory(nn.Module):
     rows: Tensor  # (M, D), unit rows; meaningless where never written
     row_labels: Tensor  # (M,)
     row_ids: Tensor  # (M,), -1 where enqueued without ids
-    stamps: Tensor  # (M,), the enqueue call that wrote the row; -1 = never, -2 = set aside (doubt.py)
+    stamps: Tensor  # (M,), the enqueue call that wrote the row; -1: never written, -2: ignored
     pointer: Tensor  # (), the queue's next slot
-    count: Tensor  # (), rows that count
+    count: Tensor  # (), rows in use
     clock: Tensor  # (), enqueue calls so far
     latest: Tensor  # (), rows of the latest enqueue call
-    unsound: Tensor  # (), bad rows that a device without checks had to leave out
+    unsound: Tensor  # (), invalid rows that were skipped on a device where `enqueue` cannot raise
 
     def __init__(
         self,
@@ -69,13 +69,13 @@ class CrossBatchMemory(nn.Module):
         if update not in UPDATES:
             raise unknown("update", update, UPDATES)
         if not (isinstance(size, int) and size > 0 and isinstance(dim, int) and dim > 0):
-            raise InputError(f"size and dim must be positive whole numbers, not {size!r} and {dim!r}")
+            raise InputError(f"size and dim must be positive integers, got {size!r} and {dim!r}")
         if dtype not in STORAGE:
-            raise InputError(f"rows cannot be stored as {dtype}: use float64, float32, bfloat16 or float16")
+            raise InputError(f"dtype must be float64, float32, bfloat16 or float16, got {dtype}")
         if momentum is None:
             momentum = 0.9 if update == "moving_average" else 0.0
         if not 0 <= momentum < 1:
-            raise InputError(f"momentum must satisfy 0 ≤ m < 1, not {momentum}")
+            raise InputError(f"momentum must satisfy 0 ≤ m < 1, got {momentum}")
         self.size, self.dim, self.update, self.momentum, self.alpha = size, dim, update, momentum, alpha
 
         self.register_buffer("rows", _allocate(size, dim, dtype, device))
@@ -106,9 +106,9 @@ class CrossBatchMemory(nn.Module):
         if ids is not None:
             ids = check_integers(ids, "ids", embeddings)
         elif self.update != "queue":
-            raise InputError(f"update={self.update!r} keeps one slot an instance: pass ids to enqueue")
+            raise InputError(f"update={self.update!r} keeps one slot per instance: pass ids to enqueue")
         if mask is not None and (mask.dtype != torch.bool or mask.shape != labels.shape):
-            raise InputError(f"mask must be {len(labels)} booleans, not {mask.dtype} of shape {tuple(mask.shape)}")
+            raise InputError(f"mask must be {len(labels)} booleans, got {mask.dtype} of shape {tuple(mask.shape)}")
         if len(labels) == 0:
             return
 
@@ -122,7 +122,7 @@ class CrossBatchMemory(nn.Module):
         if self.update == "queue":
             ids = torch.full_like(labels, -1) if ids is None else ids
             self.latest.copy_(torch.where(keep.any(), keep.sum(), self.latest))
-            # A batch larger than the memory goes in by parts, so that a part never meets itself.
+            # A batch larger than the memory is written in parts, so that no part overwrites itself.
             for part in range(0, len(labels), self.size):
                 cut = slice(part, part + self.size)
                 self._append(embeddings[cut], labels[cut], ids[cut], keep[cut])
@@ -144,7 +144,7 @@ class CrossBatchMemory(nn.Module):
         return True
 
     def _append(self, embeddings: Tensor, labels: Tensor, ids: Tensor, keep: Tensor) -> None:
-        """The kept rows go to the next slots, in order. The others take the slots after those and write back what is there."""
+        """Writes the kept rows to the next slots, in order. The others get the slots after those and write back what is there."""
         kept = keep.sum()
         place = torch.where(keep, keep.cumsum(0) - 1, kept + (~keep).cumsum(0) - 1)
         slots = (self.pointer + place) % self.size
@@ -153,10 +153,10 @@ class CrossBatchMemory(nn.Module):
         self.count.copy_((self.count + kept).clamp(max=self.size))
 
     def _assign(self, embeddings: Tensor, labels: Tensor, ids: Tensor, keep: Tensor) -> None:
-        """Slot = id. Of rows with the same id the last kept one wins: all of them write its value, so order does not matter."""
+        """Writes each row to the slot of its id. Rows with the same id all write the last kept value, so order does not matter."""
         position = torch.arange(len(ids), device=ids.device)
         winner = torch.where((ids[:, None] == ids) & keep, position, -1).amax(1)  # (m,)
-        winner = torch.where(winner >= 0, winner, winner.amax())  # a row left out repeats some winner's write
+        winner = torch.where(winner >= 0, winner, winner.amax())  # a masked row repeats the write of another one
         any_kept, winner = winner >= 0, winner.clamp(min=0)
         slots = ids[winner].clamp(0, self.size - 1)
         new = embeddings[winner].to(torch.promote_types(embeddings.dtype, torch.float32))
@@ -174,9 +174,9 @@ class CrossBatchMemory(nn.Module):
 
     @torch.no_grad()
     def step(self) -> None:
-        """After `backward`: v ← normalise(v − α ∂L/∂v), for update="backprop"; nothing for the others.
+        """Call after `backward`: v ← normalise(v − α ∂L/∂v) for update="backprop"; does nothing for the other updates.
 
-        A row without gradient keeps its bits. With a GradScaler, divide `memory.rows.grad` by the scale first.
+        A row without a gradient does not change. With a GradScaler, divide `memory.rows.grad` by the scale first.
         """
         if self.rows.grad is None:
             return
@@ -250,13 +250,13 @@ class CrossBatchMemory(nn.Module):
         """Raises InputError if bad rows were skipped on a device where `enqueue` could not raise."""
         if bad := int(self.unsound):
             raise InputError(
-                f"{bad} rows were left out of the memory: not finite, not of unit length, or an id outside 0 ≤ id < size"
+                f"{bad} rows were not written to the memory: not finite, not of unit length, or an id outside 0 ≤ id < size"
             )
 
-    # ---------------------------------------------------------------- which rows an anchor must not meet
+    # ---------------------------------------------------------------- which rows are the anchors themselves
 
     def latest_slots(self, m: int) -> Tensor:
-        """(m,): the slots of the latest enqueue, if it had m rows; -1 for rows that were overwritten."""
+        """(m,): the slots that the latest enqueue wrote, if it had m rows; -1 where they were overwritten since."""
         back = m - torch.arange(m, device=self.pointer.device)  # how many rows ago
         return torch.where(back <= self.size, (self.pointer - back) % self.size, -1)
 
@@ -281,7 +281,7 @@ def _allocate(size: int, dim: int, dtype: torch.dtype, device: torch.device | st
     try:
         return torch.zeros(size, dim, dtype=dtype, device=device)
     except RuntimeError as error:
-        if type(error) is not RuntimeError:  # on a CPU torch reports a lack of memory as nothing more special
+        if type(error) is not RuntimeError:  # on a CPU, torch reports a lack of memory as a plain RuntimeError
             raise
         raise MemoryError(f"a memory of {size} × {dim} {dtype} does not fit") from error
 

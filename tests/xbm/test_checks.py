@@ -34,8 +34,8 @@ def test_float_matrices_of_any_precision_pass(dtype):
     ("given_", "message"),
     [
         (torch.ones(4), r"anchors must be a matrix \(rows, dim\), got \(4,\): pass one embedding per row"),
-        (torch.ones(2, 3, 4), r"not \(2, 3, 4\)"),
-        ([[1.0, 0.0]], "not list"),
+        (torch.ones(2, 3, 4), r"got \(2, 3, 4\)"),
+        ([[1.0, 0.0]], "got list"),
         (torch.ones(2, 4, dtype=torch.int32), "anchors are torch.int32: pass float embeddings of unit length"),
         (torch.ones(2, 4, dtype=torch.complex64), "anchors are torch.complex64"),
         (torch.ones(2, 5), r"bank holds 4-d rows, anchors are 5-d: build CrossBatchMemory\(dim=5\)"),

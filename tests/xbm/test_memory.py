@@ -250,7 +250,7 @@ def good():
 BAD = {
     "dimension": ({"embeddings": unit(3, 5)}, r"bank holds 4-d rows, embeddings are 5-d: build CrossBatchMemory\(dim=5\)"),
     "integer embeddings": ({"embeddings": torch.ones(3, 4, dtype=torch.int64)}, "pass float embeddings"),
-    "one vector": ({"embeddings": unit(3, 4)[0]}, "one embedding a row"),
+    "one vector": ({"embeddings": unit(3, 4)[0]}, "one embedding per row"),
     "length": ({"embeddings": unit(3, 4) * 2}, "row 0 of the embeddings has length 2, not 1"),
     "NaN": ({"embeddings": torch.full((3, 4), torch.nan)}, "NaN or infinity"),
     "zero row": ({"embeddings": torch.zeros(3, 4)}, "length 0, not 1"),
@@ -295,8 +295,8 @@ def test_slight_rounding_is_not_bad_input():
     ("arguments", "message"),
     [
         ({"update": "que"}, "unknown update 'que': did you mean 'queue'"),
-        ({"size": 0}, "positive whole numbers"),
-        ({"dtype": torch.int8}, "cannot be stored as torch.int8"),
+        ({"size": 0}, "must be positive integers"),
+        ({"dtype": torch.int8}, "dtype must be float64.*got torch.int8"),
         ({"momentum": 1.0}, "0 ≤ m < 1"),
     ],
 )
