@@ -36,6 +36,13 @@ class Ranks:
         self.sent: Counter[str] = Counter()
         self.kept: object = None  # the latest gather, see `gather.py`
 
+    @classmethod
+    def alone(cls) -> "Ranks":
+        """A single process, even if a process group exists."""
+        ranks = cls()
+        ranks.rank, ranks.world = 0, 1
+        return ranks
+
     @property
     def first(self) -> bool:
         """Whether this is the rank that writes files and talks."""
