@@ -123,8 +123,10 @@ def read_side(name: str, values: Any, total: int, numbers: dict[str | bytes, int
         keys = torch.tensor([numbers.setdefault(entry, len(numbers)) for entry in entries] if text else entries).long()
     if keys.is_floating_point() or keys.is_complex():
         raise InputError(f"{name} must be integers or text, got {keys.dtype}")
-    if keys.shape != (total,):
-        raise InputError(f"{name} must have one entry for each of {total} rows, got shape {tuple(keys.shape)}")
+    if keys.ndim != 1:
+        raise InputError(f"{name} must have shape (N,), got {tuple(keys.shape)}")
+    if len(keys) != total:
+        raise InputError(f"{len(keys)} {name} for {total} rows: pass one per row")
     return keys.long(), text
 
 

@@ -126,7 +126,7 @@ def test_scores_and_neighbours_are_those_of_one_process():
     messages = everyone[0][-1]["refused"]
     assert [each[-1]["sent"] for each in everyone] == [48 * (8 * 5 + 24 * 2 + 8) * 2 // 3] * 3, "as docs/scale.md has it"
     for message, words in zip(
-        messages, ("NaN", "one dimension", "(0, 3)", "each of 9 rows", "same model", "8 query"), strict=True
+        messages, ("NaN", "one dimension", "(0, 3)", "3 labels for 9 rows", "same model", "8 query"), strict=True
     ):
         assert words in message
     for number, case in enumerate(CASES):
