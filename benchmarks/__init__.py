@@ -1,1 +1,1 @@
-"""Speed as ratios, measured in one process on the same inputs. `make bench` prints every table."""
+"""Speed measured as ratios, in one process on the same inputs. `make bench` prints every table that runs on a CPU."""

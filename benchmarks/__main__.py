@@ -1,4 +1,4 @@
-"""`make bench`: every table that runs on a CPU."""
+"""Prints every table that runs on a CPU (`make bench`)."""
 
 from benchmarks import feeds, losses, retrieval
 

@@ -1,10 +1,10 @@
-"""Images per second of the three feeds on this machine's cores, against decoding with plain Pillow in one process.
+"""Images per second of the three feeds on this machine, compared with decoding with plain Pillow in one process.
 
     python -m benchmarks.feeds
 
-500 JPEGs of 480 × 360 (noise of several wavelengths, about as large as photographs), batches of 64, 224² crops. All ways run in
-turn, several rounds, and the median counts, so that a busy machine slows them alike. Files are in the page cache. Torch's own
-threads are off, for plain Pillow's sake: on operations this small they cost it more than they give.
+500 JPEGs of 480 × 360 (noise of several wavelengths, about as large as photographs), batches of 64, 224² crops. The feeds take
+turns over several rounds and the median is reported, so that other load on the machine slows all of them equally. Files are in
+the page cache. Torch's own threads are disabled, because they slow down operations as small as those of plain Pillow.
 """
 
 import statistics
@@ -29,7 +29,7 @@ COUNT, WIDTH, HEIGHT, BATCH, ROUNDS = 500, 480, 360, 64, 7
 
 
 def picture(seed: int) -> Image.Image:
-    """A made picture that compresses about as a photograph does."""
+    """Returns a synthetic image that compresses about as well as a photograph."""
     rng = np.random.default_rng(seed)
     total = np.full((HEIGHT, WIDTH, 3), 128.0, np.float32)
     for rows in (6, 24, 90, 360):
@@ -39,16 +39,16 @@ def picture(seed: int) -> Image.Image:
     return Image.fromarray(total.clip(0, 255).astype(np.uint8))
 
 
-def made(root: Path) -> ImageSet:
+def synthetic_set(root: Path) -> ImageSet:
     paths = [f"{number}.jpg" for number in range(COUNT)]
     for number, path in enumerate(paths):
         picture(number).save(root / path, quality=90)
     labels = np.arange(COUNT) // 5
-    return ImageSet("made", labels, [str(label) for label in range(COUNT // 5)], root=root, paths=paths)
+    return ImageSet("synthetic", labels, [str(label) for label in range(COUNT // 5)], root=root, paths=paths)
 
 
 def plain(path: Path, rng: np.random.Generator) -> Tensor:
-    """What a textbook loader does with one image."""
+    """Loads one image as a textbook loader does."""
     image = Image.open(path).convert("RGB").resize((256, 256), Image.Resampling.BILINEAR)
     left, top = rng.integers(0, 33, 2).tolist()
     image = image.crop((left, top, left + 224, top + 224))
@@ -59,7 +59,7 @@ def plain(path: Path, rng: np.random.Generator) -> Tensor:
     return tensor.sub(mean).div(std)
 
 
-def by_hand(images: ImageSet, sampler: PKSampler, batches: int) -> Iterable[Tensor]:
+def plain_batches(images: ImageSet, sampler: PKSampler, batches: int) -> Iterable[Tensor]:
     assert images.root is not None and images.paths is not None
     rng = np.random.default_rng(0)
     for step in range(batches):
@@ -67,13 +67,13 @@ def by_hand(images: ImageSet, sampler: PKSampler, batches: int) -> Iterable[Tens
 
 
 def rows() -> list[dict[str, object]]:
-    """One row a way to feed: images per second (median of the rounds) and how many times plain Pillow's that is."""
+    """Returns one row per feed: images per second (median over the rounds) and the ratio to plain Pillow."""
     torch.set_num_threads(1)
     threads = default_workers()
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         (root / "images").mkdir()
-        images = made(root / "images")
+        images = synthetic_set(root / "images")
         sampler = PKSampler(images.labels, 16, 4, seed=0)
         stores = {
             each.mode: open_store(prepare(images, root / each.mode, each.resize, each.mode, quiet=True), images)
@@ -84,8 +84,8 @@ def rows() -> list[dict[str, object]]:
             return lambda batches: Batches(feed, sampler, stop_step=batches, workers=workers)
 
         resident = ResidentFeed(stores["square"], PAPER, quiet=True)
-        ways: dict[str, tuple[int, Callable[[int], Iterable[object]]]] = {
-            "plain Pillow, one process": (4, lambda batches: by_hand(images, sampler, batches)),
+        feeds: dict[str, tuple[int, Callable[[int], Iterable[object]]]] = {
+            "plain Pillow, one process": (4, lambda batches: plain_batches(images, sampler, batches)),
             f"decode, {threads} threads": (6, ahead(DecodeFeed(images, PAPER))),
             f"store, {threads} threads": (40, ahead(StoreFeed(stores["square"], PAPER))),
             "store, 1 thread": (40, ahead(StoreFeed(stores["square"], PAPER), workers=1)),
@@ -93,13 +93,13 @@ def rows() -> list[dict[str, object]]:
             f"resident in main memory, {threads} threads": (40, ahead(resident, workers=threads)),
         }
         if torch.cuda.is_available():
-            ways["resident on the GPU"] = (200, ahead(ResidentFeed(stores["square"], PAPER, device="cuda", quiet=True)))
+            feeds["resident on the GPU"] = (200, ahead(ResidentFeed(stores["square"], PAPER, device="cuda", quiet=True)))
             official = ResidentFeed(stores["shorter"], OFFICIAL, device="cuda", quiet=True)
-            ways["resident on the GPU, resized crops"] = (200, ahead(official))
-        speeds: dict[str, list[float]] = {name: [] for name in ways}
+            feeds["resident on the GPU, resized crops"] = (200, ahead(official))
+        speeds: dict[str, list[float]] = {name: [] for name in feeds}
         for number in range(ROUNDS + 1):
-            for name, (batches, way) in ways.items():
-                speed = _speed(way, batches)
+            for name, (batches, feed) in feeds.items():
+                speed = _speed(feed, batches)
                 if number:  # the first round warms up
                     speeds[name].append(speed)
     median = {name: statistics.median(each) for name, each in speeds.items()}
@@ -107,9 +107,9 @@ def rows() -> list[dict[str, object]]:
     return [{"feed": name, "images per second": speed, "times plain": speed / first} for name, speed in median.items()]
 
 
-def _speed(way: Callable[[int], Iterable[object]], batches: int) -> float:
+def _speed(feed: Callable[[int], Iterable[object]], batches: int) -> float:
     start = time.perf_counter()
-    for _ in way(batches):
+    for _ in feed(batches):
         pass
     if torch.cuda.is_available():
         torch.cuda.synchronize()

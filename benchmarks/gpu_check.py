@@ -1,8 +1,8 @@
-"""Every kernel on the GPU against float64 on random odd shapes, inputs at least 1e-4 from every threshold.
+"""Compares every kernel on the GPU with float64 on random odd shapes; inputs are at least 1e-4 from every threshold.
 
     python -m benchmarks.gpu_check --part 0 --of 12 --out FILE
 
-gpu_losses.py starts all parts at once: most of the time goes into compiling.
+gpu_losses.py starts all parts at once, since most of the time is spent compiling.
 """
 
 import argparse
@@ -29,7 +29,7 @@ REDUCTIONS = {"contrastive": "sum", "averaged": "mean", "balanced": "balanced"} 
 KINDS = (*REDUCTIONS, "multi_similarity", "triplet")
 WAYS = ("instance", "copy", "newest", "batch", "rows")
 steps = importlib.import_module("xbm.engine.triton.step")
-ROWS_OF_A_SMALL_BANK = steps.SMALL  # every other case goes the way of large banks
+ROWS_OF_A_SMALL_BANK = steps.SMALL  # every other case takes the path of large memories
 LIMIT = {torch.float32: 1e-5, torch.bfloat16: 1e-3, torch.float16: 1e-3}
 CLEAR = 1e-4
 
@@ -40,28 +40,26 @@ def loss_of(kind: str, engine: str) -> PairLoss:
     return MultiSimilarityLoss(engine=engine) if kind == "multi_similarity" else TripletLoss(margin=0.1, engine=engine)
 
 
-def of_doubtful_length(anchors: Tensor) -> Tensor:
-    """Anchors whose length the rounding to a half type moved so far that float64 would not take them for unit vectors."""
+def far_from_unit_length(anchors: Tensor) -> Tensor:
+    """Marks anchors that rounding to a half type has moved so far from unit length that float64 would refuse them."""
     return (anchors.double().norm(dim=1) - 1).abs() > 0.9 * tolerance(torch.float64)
 
 
 def draw(m: int, M: int, D: int, stored: torch.dtype, way: str, kind: str) -> tuple[Tensor, Tensor, Tensor, CrossBatchMemory]:
-    """Anchors (rounded to the bank's type), labels, ids and a memory: classes of 2 to 60 rows, some rows never written."""
+    """Draws anchors (rounded to the memory's type), labels, ids and a memory: classes of 2 to 60 rows, some rows empty."""
     update = "backprop" if way == "rows" else "queue"
     classes = max(2, M // random.choice((2, 5, 60)))
     centres = torch.randn(classes, D, device="cuda") + random.choice((0.0, 0.7, 1.0)) * torch.randn(D, device="cuda")
-    spread = random.choice((0.6, 1.0, 1.6))
+    noise = random.choice((0.6, 1.0, 1.6))
     row_labels = torch.randint(0, classes, (M,), device="cuda") + (random.choice((0, 1)) << 35)
     looks = torch.where(
         torch.rand(M, device="cuda") < 0.2, torch.randint(0, classes, (M,), device="cuda"), (row_labels % (1 << 35)) % classes
     )
-    rows = F.normalize(centres[looks] + spread * torch.randn(M, D, device="cuda")).to(
-        stored
-    )  # a fifth looks like another class
+    rows = F.normalize(centres[looks] + noise * torch.randn(M, D, device="cuda")).to(stored)  # a fifth looks like another class
     labels = row_labels[torch.randint(0, M, (m,), device="cuda")]
-    anchors = F.normalize(centres[(labels % (1 << 35)) % classes] + spread * torch.randn(m, D, device="cuda"))
+    anchors = F.normalize(centres[(labels % (1 << 35)) % classes] + noise * torch.randn(m, D, device="cuda"))
     anchors = F.normalize(anchors).to(stored).float()
-    while bool((off := of_doubtful_length(anchors)).any()):
+    while bool((off := far_from_unit_length(anchors)).any()):
         anchors[off] = F.normalize(anchors[off] + 0.1 * torch.randn_like(anchors[off])).to(stored).float()
     ids = torch.randint(0, M if update != "queue" else 2 * M, (m,), device="cuda")
     memory = CrossBatchMemory(M, D, update, dtype=stored, device="cuda")
@@ -84,7 +82,7 @@ def call(loss: PairLoss, v: Tensor, labels: Tensor, ids: Tensor, memory: CrossBa
 
 
 def clear_of_thresholds(kind: str, v: Tensor, labels: Tensor, ids: Tensor, memory: CrossBatchMemory, way: str) -> bool:
-    """Marks rows as never written until no pair is closer than CLEAR to where it would begin or cease to count."""
+    """Clears rows until no pair is closer than CLEAR to the threshold at which it starts or stops to count."""
     loss = loss_of(kind, "reference")
     for _ in range(6):
         wide = widened(memory)
@@ -104,8 +102,8 @@ def clear_of_thresholds(kind: str, v: Tensor, labels: Tensor, ids: Tensor, memor
             for i in range(len(v)):
                 thresholds = (S[positive[:, i], i] - 0.1).sort().values
                 if len(thresholds):
-                    at = torch.searchsorted(thresholds, S[:, i].contiguous())
-                    for k in (at.clamp(max=len(thresholds) - 1), (at - 1).clamp(min=0)):
+                    index = torch.searchsorted(thresholds, S[:, i].contiguous())
+                    for k in (index.clamp(max=len(thresholds) - 1), (index - 1).clamp(min=0)):
                         close[:, i] |= negative[:, i] & ((thresholds[k] - S[:, i]).abs() < CLEAR)
         rows = close.any(1)
         if not bool(rows.any()):
@@ -122,13 +120,13 @@ def widened(memory: CrossBatchMemory) -> CrossBatchMemory:
     return wide
 
 
-def relative(found: Tensor, expected: Tensor) -> float:
+def relative(value: Tensor, expected: Tensor) -> float:
     size = float(expected.norm())
-    return float((found.double() - expected).norm()) / max(size, 1e-8)
+    return float((value.double() - expected).norm()) / max(size, 1e-8)
 
 
 def one(kind: str, D: int, stored: torch.dtype, way: str) -> dict[str, Any] | None:
-    """One random shape. None: too many pairs at a threshold, drawn again."""
+    """Checks one random shape. Returns None if too many pairs are close to a threshold."""
     m = random.choice((1, 2, 7, 33, 64, 65, 130))
     M = random.choice((1, 3, 31, 64, 65, 127, 700, 1501, 3001)) if way != "batch" else m
     if kind == "triplet":
@@ -138,31 +136,32 @@ def one(kind: str, D: int, stored: torch.dtype, way: str) -> dict[str, Any] | No
     if bank is not None:
         if not clear_of_thresholds(kind, anchors, labels, ids, memory, way):
             return None
-        given = anchors
+        inputs = anchors
     else:
-        given = anchors.to(stored)
+        inputs = anchors.to(stored)
     results = []
     for engine in ("reference", "triton"):
         wide = engine == "reference"
-        v = given.double().detach() if wide else given.detach().clone()
+        v = inputs.double().detach() if wide else inputs.detach().clone()
         v.requires_grad_()
         store = None if bank is None else widened(memory) if wide else memory
         memory.rows.grad = None
         loss, stats = call(loss_of(kind, engine), v, labels, ids, store, way)
         loss.backward()
         results.append((loss.detach(), v.grad, None if store is None else store.rows.grad, stats))
-    (value, gradient, of_rows, stats), (loss, got, got_rows, found) = results
-    counts = all(torch.equal(found[n], stats[n]) for n in ("valid_positives", "valid_negatives"))
+    (value, gradient, row_gradient, stats), (loss, our_gradient, our_row_gradient, our_stats) = results
+    counts = all(torch.equal(our_stats[n], stats[n]) for n in ("valid_positives", "valid_negatives"))
     extremes = all(
-        torch.allclose(found[n].double(), stats[n].double(), atol=1e-5)
+        torch.allclose(our_stats[n].double(), stats[n].double(), atol=1e-5)
         for n in ("hardest_negative", "easiest_positive", "hardest_positive")
     )
     return {
         "kind": kind, "D": D, "type": str(stored), "way": way, "m": m, "M": M,
         "small": steps.SMALL > 0, "valid_negatives": int(stats.valid_negatives.sum()),
         "loss": abs(float(loss) - float(value)) / max(abs(float(value)), 1e-6),
-        "gradient": relative(got, gradient), "rows": 0.0 if of_rows is None else relative(got_rows, of_rows),
-        "counts": counts, "extremes": extremes, "unsound": int(found.unsound),
+        "gradient": relative(our_gradient, gradient),
+        "rows": 0.0 if row_gradient is None else relative(our_row_gradient, row_gradient),
+        "counts": counts, "extremes": extremes, "unsound": int(our_stats.unsound),
     }  # fmt: skip
 
 
@@ -170,7 +169,7 @@ def good(case: dict[str, Any]) -> bool:
     stored = {str(t): t for t in TYPES}[case["type"]]
     limit = LIMIT[stored]
     if case["way"] == "batch" and stored != torch.float32:
-        limit = 1e-2 if stored == torch.bfloat16 else 2e-3  # there the gradient itself is of that type
+        limit = 1e-2 if stored == torch.bfloat16 else 2e-3  # the gradient itself has that type
     rows = 1e-2 if stored != torch.float32 else limit
     return case["loss"] <= limit and case["gradient"] <= limit and case["rows"] <= rows and case["counts"] and case["extremes"]
 

@@ -1,8 +1,8 @@
 """Exact evaluation on a GPU at the size of Stanford Online Products' test set: R@1, 10, 100, 1000, R-precision, MAP@R and mAP.
 
-PYTHONPATH=src:. python3 -m benchmarks.gpu_evaluation --out DIR
+    PYTHONPATH=src:. python3 -m benchmarks.gpu_evaluation --out DIR
 
-evaluation.json   medians, beside the bare product in float32, with device, versions, command and date
+evaluation.json   medians, and that of the bare float32 product, with device, versions, command and date
 evaluation.csv    every repeat
 """
 

@@ -1,12 +1,13 @@
-"""One loss step (forward and backward) on a GPU: is it right, how fast is it, and against what. Run once, all is written down:
+"""One loss step (forward and backward) on a GPU: correctness, speed and alternatives.
 
-    PYTHONPATH=src:. python3 benchmarks/gpu_losses.py --out DIR
+    PYTHONPATH=src:. python3 -m benchmarks.gpu_losses --out DIR
 
-check.json   every kernel against float64 on a few hundred random odd shapes
-times.json   medians of everything, with device, versions, command and date;  times.csv: every repeat
-Each part is a process of its own with a time limit, so that one that fails or hangs takes nothing else with it; what is
-compiled first, in many processes at once, is ready for the parts that measure. pytorch-metric-learning is measured if it
-can be imported: put its folder on PYTHONPATH.
+check.json   every kernel compared with float64 on a few hundred random odd shapes
+times.json   medians of all cases, with device, versions, command and date
+times.csv    every repeat
+
+Each part is a separate process with a time limit, so that a failure or hang does not affect the others. Kernels are compiled
+first, in many processes at once. pytorch-metric-learning is measured if it can be imported (add its folder to PYTHONPATH).
 """
 
 import argparse
@@ -18,7 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-PARTS = 12  # processes that check
+PARTS = 12  # processes of the check
 MEASURE = ("59551x512", "59551x128", "1000000x512", "10000000x128", "properties")
 WARM = ("warm-512", "warm-128")
 
@@ -28,7 +29,7 @@ def start(arguments: list[str], log: Path) -> subprocess.Popen:
 
 
 def finish(running: dict[str, subprocess.Popen], seconds: float) -> dict[str, str]:
-    """Waits for all; whoever takes longer is stopped."""
+    """Waits for all processes and kills those that exceed the time limit."""
     until, ended = time.time() + seconds, {}
     for name, process in running.items():
         try:
@@ -67,14 +68,16 @@ def about() -> dict[str, Any]:
     import torch
     import triton
 
-    found: dict[str, Any] = {"device": torch.cuda.get_device_name(0), "torch": torch.__version__, "triton": triton.__version__}
-    found |= {
+    versions: dict[str, Any] = {
+        "device": torch.cuda.get_device_name(0),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
         "cuda": torch.version.cuda,
         "python": sys.version.split()[0],
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-    words = ["DIR" if before == "--out" else word for before, word in zip(sys.argv, sys.argv[1:])]  # where is nobody's business
-    return {**found, "command": " ".join(["PYTHONPATH=src:. python3 -m", f"benchmarks.{Path(sys.argv[0]).stem}", *words])}
+    words = ["DIR" if before == "--out" else word for before, word in zip(sys.argv, sys.argv[1:])]  # without local paths
+    return {**versions, "command": " ".join(["PYTHONPATH=src:. python3 -m", f"benchmarks.{Path(sys.argv[0]).stem}", *words])}
 
 
 def collect(out: Path, ended: dict[str, str], seconds: float) -> None:
@@ -90,7 +93,7 @@ def collect(out: Path, ended: dict[str, str], seconds: float) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--only", choices=["check", *MEASURE], help="one part instead of all")
+    parser.add_argument("--only", choices=["check", *MEASURE], help="run one part instead of all")
     a = parser.parse_args()
     a.out.mkdir(parents=True, exist_ok=True)
     begun, ended = time.time(), {}

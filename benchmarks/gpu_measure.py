@@ -1,4 +1,4 @@
-"""How the GPU benchmarks measure: batches of calls between events, CUDA graphs, peak memory, the time to read a bank once."""
+"""Measurements for the GPU benchmarks: calls between events, CUDA graphs, peak memory, the time to read a memory once."""
 
 import csv
 import json
@@ -17,7 +17,7 @@ Call = Callable[[], Any]
 
 
 class Record:
-    """What was measured, on disk after every case; a case that fails is written down and the next one runs."""
+    """Writes measurements to disk after every case. The error of a failed case is recorded and the next case runs."""
 
     def __init__(self, out: Path, part: str) -> None:
         self.part, self.json, self.csv = part, out / f"{part}.json", out / f"{part}.csv"
@@ -27,21 +27,21 @@ class Record:
 
     def add(self, case: str, call: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         try:
-            found = call()
+            result = call()
         except Exception:
-            found = {"error": traceback.format_exc()[-2000:]}
-        times = found.pop("repeats", [])
+            result = {"error": traceback.format_exc()[-2000:]}
+        times = result.pop("repeats", [])
         with self.csv.open("a") as f:
             csv.writer(f).writerows([self.part, case, k, f"{t:.6f}"] for k, t in enumerate(times))
-        self.cases.append({"part": self.part, "case": case, **found})
+        self.cases.append({"part": self.part, "case": case, **result})
         self.json.write_text(json.dumps(self.cases, indent=1))
-        short = {k: f"{v:.4f}" if isinstance(v, float) else v for k, v in found.items() if k != "error"}
-        print(f"{self.part:13} {case:46} {short} {found.get('error', '')[-400:]}", flush=True)
-        return found
+        short = {k: f"{v:.4f}" if isinstance(v, float) else v for k, v in result.items() if k != "error"}
+        print(f"{self.part:13} {case:46} {short} {result.get('error', '')[-400:]}", flush=True)
+        return result
 
 
 def timed(calls: list[Call], repeats: int = 15, seconds: float = 0.15) -> dict[str, Any]:
-    """Milliseconds a call: the calls in turn, batches of them between two events, the median over the batches."""
+    """Returns milliseconds per call: the calls take turns in batches between two events; median over the batches."""
     for call in calls * 2:
         call()
 
@@ -62,7 +62,7 @@ def timed(calls: list[Call], repeats: int = 15, seconds: float = 0.15) -> dict[s
 
 
 def extra_megabytes(call: Call) -> float:
-    """The most memory that a call holds beyond what was there before."""
+    """Returns the peak memory of a call, beyond what was allocated before."""
     call()
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
@@ -73,7 +73,7 @@ def extra_megabytes(call: Call) -> float:
 
 
 def captured(step: Call) -> Call:
-    """The step as a CUDA graph."""
+    """Captures a step as a CUDA graph and returns its replay."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -96,7 +96,7 @@ def _read(x, out, per, N: tl.constexpr):
 
 
 def reading(rows: Tensor, repeats: int = 8) -> Call:
-    """Reads the bank and does nothing else: the floor. All but a last few kilobytes."""
+    """Returns a call that only reads the memory, except for its last few kilobytes: a lower bound for any step."""
     words = rows.view(torch.int32).view(-1)
     programs = torch.cuda.get_device_properties(0).multi_processor_count * repeats
     per = words.numel() // programs // 2048 * 2048

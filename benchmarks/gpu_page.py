@@ -1,4 +1,4 @@
-"""Writes docs/gpu.md from benchmarks/results/h200-*.json: no figure in it is typed by hand.
+"""Generates docs/gpu.md from benchmarks/results/h200-*.json.
 
 python -m benchmarks.gpu_page
 """
@@ -29,9 +29,8 @@ A step of the loss is the forward and backward pass for 64 anchors.
 """
 
 
-def read(name: str) -> dict[str, Any] | None:
-    path = RESULTS / f"h200-{name}.json"
-    return json.loads(path.read_text()) if path.exists() else None
+def read(name: str) -> dict[str, Any]:
+    return json.loads((RESULTS / f"h200-{name}.json").read_text())
 
 
 def table(heads: list[str], rows: list[list[str]]) -> str:
@@ -39,23 +38,23 @@ def table(heads: list[str], rows: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
-def source(found: dict[str, Any]) -> str:
-    commit = f", commit {found['commit']}" if "commit" in found else ""
-    return f"`{found['command']}`, {found['date'][:10]}, torch {found['torch']}, Triton {found['triton']}{commit}.\n"
+def source(results: dict[str, Any]) -> str:
+    commit = f", commit {results['commit']}" if "commit" in results else ""
+    return f"`{results['command']}`, {results['date'][:10]}, torch {results['torch']}, Triton {results['triton']}{commit}.\n"
 
 
 def loss_steps() -> dict[str, tuple[dict[str, Any], dict[str, dict[str, Any]]]]:
-    """By size: the file that holds it and its cases by name; a size that was measured again alone has a file of its own."""
-    found: dict[str, tuple[dict[str, Any], dict[str, dict[str, Any]]]] = {}
+    """Returns by size the file and its cases by name. A size that was measured again has its own file, which wins."""
+    steps: dict[str, tuple[dict[str, Any], dict[str, dict[str, Any]]]] = {}
     for path in sorted(RESULTS.glob("h200-losses*.json"), key=lambda path: len(path.name)):
         file = json.loads(path.read_text())
         for part in dict.fromkeys(case["part"] for case in file["cases"] if "x" in case["part"]):
-            found[part] = file, {case["case"]: case for case in file["cases"] if case["part"] == part}
-    return found
+            steps[part] = file, {case["case"]: case for case in file["cases"] if case["part"] == part}
+    return steps
 
 
 def losses() -> str:
-    """One step of the loss at every size: ours in a graph and called plainly, the time to read the bank, the others."""
+    """The step of the loss at every size: ours in a graph and called plainly, reading the memory, and others."""
     parts = []
     for part, (file, by_name) in loss_steps().items():
         rows, columns = (int(side) for side in part.split("x"))
@@ -70,70 +69,60 @@ def losses() -> str:
             )
         heads = ["", "ms", "of reading the bank once", "of the contrastive step in a graph", "extra MB"]
         parts.append(f"### {rows:,} rows of {columns}, bfloat16\n\n{source(file)}\n{table(heads, shown)}")
-    return "\n".join(parts) or "Not measured yet.\n"
+    return "\n".join(parts)
 
 
 def checks() -> str:
-    found = read("check")
-    if found is None:
-        return "Not measured yet.\n"
-    done = [case for case in found["cases"] if "error" not in case]
+    results = read("check")
+    done = [case for case in results["cases"] if "error" not in case]
     rows = []
     for kind, dtype in sorted({(case["kind"], case["type"]) for case in done}):
         some = [case for case in done if (case["kind"], case["type"]) == (kind, dtype)]
         worst = (f"{max(case[key] for case in some):.1e}" for key in ("loss", "gradient"))
         rows.append([kind, dtype.removeprefix("torch."), str(len(some)), str(sum(case["good"] for case in some)), *worst])
     heads = ["loss", "bank", "shapes", "within bounds", "worst relative error of the loss", "of the gradient"]
-    return source(found) + "\n" + table(heads, rows)
+    return source(results) + "\n" + table(heads, rows)
 
 
 def training() -> str:
-    found = read("training")
-    if found is None:
-        return "Not measured yet.\n"
-    base = next(case["ms"] for case in found["cases"] if case["case"] == "no memory")
+    results = read("training")
+    base = next(case["ms"] for case in results["cases"] if case["case"] == "no memory")
     rows = [
         [case["case"], f"{case['ms']:.2f}", "" if "batch" in case["case"] else f"{100 * (case['ms'] / base - 1):+.1f} %",
          f"{case['peak_gb']:.2f}", f"{case['bank_gb']:.3f}"]
-        for case in found["cases"]
+        for case in results["cases"]
     ]  # fmt: skip
     heads = ["GoogLeNet, 224², 512-d", "ms per iteration", "more than without memory", "peak GB without the images", "bank GB"]
-    return source(found) + "\n" + table(heads, rows)
+    return source(results) + "\n" + table(heads, rows)
 
 
 def schedule() -> str:
-    found = read("schedule")
-    if found is None:
-        return "Not measured yet.\n"
-    seconds = found["seconds"]
-    said = (
-        f"{found['iterations']:,} iterations, batch 64, R_M = 1, {found['images']:,} random images: "
+    results = read("schedule")
+    seconds = results["seconds"]
+    text = (
+        f"{results['iterations']:,} iterations, batch 64, R_M = 1, {results['images']:,} random images: "
         f"{seconds['in all']:.0f} s from a prepared store to the scores. This includes {seconds['load']:.0f} s for loading, "
         f"{seconds['train']:.0f} s for training (with warm-up, filling the memory, metrics and checkpoints: "
-        f"{found['ms_per_iteration']:.2f} ms per iteration) and {seconds['score']:.0f} s for scoring 60,502 images.\n"
+        f"{results['ms_per_iteration']:.2f} ms per iteration) and {seconds['score']:.0f} s for scoring 60,502 images.\n"
     )
-    return source(found) + "\n" + said
+    return source(results) + "\n" + text
 
 
 def evaluation() -> str:
-    found = read("evaluation")
-    if found is None:
-        return "Not measured yet.\n"
-    rows = [[case["method"], f"{case['seconds']:.3f}", f"{case['extra_mib']:.0f}"] for case in found["cases"]]
-    return source(found) + "\n" + table(["60,502 × 60,502 × 512", "seconds", "peak extra MiB"], rows)
+    results = read("evaluation")
+    rows = [[case["method"], f"{case['seconds']:.3f}", f"{case['extra_mib']:.0f}"] for case in results["cases"]]
+    return source(results) + "\n" + table(["60,502 × 60,502 × 512", "seconds", "peak extra MiB"], rows)
 
 
 def networks() -> str:
-    found = read("network")
-    if found is None:
-        return "Not measured yet.\n"
+    results = read("network")
     rows = [
         [run["trunk"], f"{run['plain']['ms']:.2f}", f"{run['fused']['ms']:.2f}",
          f"{run['plain']['peak_gb']:.2f}", f"{run['fused']['peak_gb']:.2f}", run["commit"]]
-        for run in found["runs"]
+        for run in results["runs"]
     ]  # fmt: skip
     heads = ["batch 64 at 224², one CUDA graph", "torch's kernels, ms", "fused, ms", "GB", "GB fused", "commit"]
-    return f"`{found['command']}`.\n\n" + table(heads, rows)
+    return f"`{results['command']}`.\n\n" + table(heads, rows)
 
 
 def page() -> str:

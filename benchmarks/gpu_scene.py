@@ -1,4 +1,4 @@
-"""Inputs for the GPU benchmarks: banks in which a step has a few thousand valid negatives, scattered over all of the bank."""
+"""Inputs for the GPU benchmarks: memories in which a step has a few thousand valid negatives, scattered over all rows."""
 
 from typing import NamedTuple
 
@@ -22,13 +22,13 @@ class Scene(NamedTuple):
     anchors: Tensor  # (64, D), float32
     labels: Tensor
     ids: Tensor
-    memories: list[CrossBatchMemory]  # several, so that none of them stays in the cache
+    memories: list[CrossBatchMemory]  # several, so that none stays in the cache
 
 
 def scene(M: int, D: int, banks: int, dtype: torch.dtype = torch.bfloat16, near: int = 700) -> Scene:
-    """16 classes of 4 anchors; 5 positives a class; `near` other rows lie near some class, the rest anywhere.
+    """Draws 16 classes of 4 anchors, 5 positives per class, `near` rows of other classes close to some class, and random rows.
 
-    A near row is a valid negative of about the 4 anchors of its class, under any of the three losses.
+    A near row is a valid negative of about the 4 anchors of its class for any of the three losses.
     """
     torch.manual_seed(0)
     centres = unit(torch.randn(16, D))
@@ -41,10 +41,10 @@ def scene(M: int, D: int, banks: int, dtype: torch.dtype = torch.bfloat16, near:
             rows = memory.rows[start : start + (1 << 20)]
             rows.copy_(unit(torch.randn(len(rows), D)))
         labels = 16 + torch.arange(M, device="cuda") // PER_CLASS
-        places = torch.randperm(M, device="cuda")[: 16 * PER_CLASS + near]
-        classes = torch.arange(len(places), device="cuda") % 16
-        memory.rows[places] = unit(centres[classes] + 1.05 * unit(torch.randn(len(places), D))).to(dtype)
-        labels[places[: 16 * PER_CLASS]] = classes[: 16 * PER_CLASS]
+        slots = torch.randperm(M, device="cuda")[: 16 * PER_CLASS + near]
+        classes = torch.arange(len(slots), device="cuda") % 16
+        memory.rows[slots] = unit(centres[classes] + 1.05 * unit(torch.randn(len(slots), D))).to(dtype)
+        labels[slots[: 16 * PER_CLASS]] = classes[: 16 * PER_CLASS]
         memory.row_labels.copy_(labels)
         memory.row_ids.copy_(torch.arange(M))
         memory.stamps.fill_(1)
@@ -59,14 +59,14 @@ def unit(x: Tensor) -> Tensor:
 
 
 def dense_step(loss: PairLoss, v: Tensor, labels: Tensor, rows: Tensor, row_labels: Tensor) -> Tensor:
-    """The plain formula over the whole matrix, in float32, with autograd: what one writes first."""
+    """The plain formula over the whole matrix in float32 with autograd: the straightforward implementation."""
     S = v @ rows.T
     same = labels[:, None] == row_labels
     return loss.dense(S, same, ~same).sum() / len(v)
 
 
 def loop_step(margin: float, v: Tensor, labels: Tensor, rows: Tensor, row_labels: Tensor) -> Tensor:
-    """The contrastive loss with a loop over the anchors that selects pairs and asks the device for their number."""
+    """The contrastive loss as a loop over the anchors that selects pairs, which synchronizes with the device."""
     S = v @ rows.T
     total = v.new_zeros(())
     for i in range(len(v)):

@@ -1,4 +1,4 @@
-"""The parts of the GPU benchmark that measure time, each for a process of its own; gpu_losses.py starts them.
+"""The parts of the GPU benchmark that measure time. gpu_losses.py runs each in a separate process.
 
 python -m benchmarks.gpu_times PART DIR
 """
@@ -16,7 +16,7 @@ from benchmarks.gpu_scene import EVERY_PAIR, LOSSES, Scene, dense_step, loop_ste
 from xbm import ContrastiveLoss, CrossBatchMemory
 from xbm.losses import PairLoss
 
-SIZES = {  # rows, columns, and how many banks take turns so that none stays in the cache of 60 MB
+SIZES = {  # rows, columns, and memories that take turns so that none stays in the 60 MB cache
     "59551x512": (59_551, 512, 4),
     "59551x128": (59_551, 128, 12),
     "1000000x512": (1_000_000, 512, 1),
@@ -25,13 +25,13 @@ SIZES = {  # rows, columns, and how many banks take turns so that none stays in 
 
 
 def steps(loss: PairLoss, s: Scene, stats: bool = False) -> list[Call]:
-    """Forward and backward against each of the scene's memories."""
+    """Returns forward and backward passes against each memory of the scene."""
     v = s.anchors.clone().requires_grad_()
 
     def against(memory: CrossBatchMemory) -> Call:
         def call() -> Any:
-            found = loss(v, s.labels, memory, ids=s.ids, return_stats=stats)
-            return torch.autograd.grad(found[0] if stats else found, v)[0]
+            value = loss(v, s.labels, memory, ids=s.ids, return_stats=stats)
+            return torch.autograd.grad(value[0] if stats else value, v)[0]
 
         return call
 
@@ -39,17 +39,17 @@ def steps(loss: PairLoss, s: Scene, stats: bool = False) -> list[Call]:
 
 
 def direct(loss: PairLoss, s: Scene) -> list[Call]:
-    """Loss and gradient against each of the scene's memories, without autograd: in training it goes on from the anchors."""
+    """Returns `with_gradient` calls against each memory of the scene: loss and gradient without autograd."""
     return [partial(loss.with_gradient, s.anchors, s.labels, memory, ids=s.ids) for memory in s.memories]
 
 
 def in_graph(calls: list[Call], floor: float | None = None, **options: Any) -> dict[str, Any]:
-    found = timed([captured(call) for call in calls], **options)
-    return {**found, "over_reading": found["ms"] / floor} if floor else found
+    times = timed([captured(call) for call in calls], **options)
+    return {**times, "over_reading": times["ms"] / floor} if floor else times
 
 
 def size(out: Path, name: str) -> None:
-    """All times at one size."""
+    """Measures all cases at one size."""
     M, D, banks = SIZES[name]
     record, s = Record(out, name), scene(M, D, banks)
     floor = min(
@@ -103,7 +103,7 @@ def valid_pairs(loss: PairLoss, s: Scene) -> dict[str, Any]:
 
 
 def peers(record: Record, s: Scene) -> None:
-    """The same step as others do it: float32, the same rows."""
+    """Measures the same step in other implementations, in float32 on the same rows."""
     v, rows, row_labels = s.anchors.clone().requires_grad_(), s.memories[0].rows.float(), s.memories[0].row_labels
     loss = ContrastiveLoss()
 
@@ -137,7 +137,7 @@ def peers(record: Record, s: Scene) -> None:
 
 
 def warm(D: int) -> None:
-    """Compiles what the parts below will need, while others compile other things."""
+    """Compiles the kernels that the measurements need."""
     s = scene(59_551, D, 1)
     for cls in LOSSES.values():
         for stats in (False, True):
@@ -148,7 +148,7 @@ def warm(D: int) -> None:
 
 
 def properties(out: Path) -> None:
-    """No host sync, one graph under torch.compile, the same bits twice; the enqueue, batches, other banks, more anchors."""
+    """Checks host syncs, torch.compile and determinism; measures enqueue, batches, other storage types and more anchors."""
     record, s = Record(out, "properties"), scene(59_551, 512, 1)
     for kind, cls in LOSSES.items():
         (step,) = steps(cls(), s)
@@ -191,9 +191,9 @@ def compiled(loss: PairLoss, step: Call, s: Scene) -> dict[str, Any]:
 def enqueue(s: Scene) -> dict[str, Any]:
     memories = [CrossBatchMemory(1000, 512, dtype=torch.bfloat16, device=device) for device in ("cuda", "cpu")]
     for m in (64, 64, 3, 900, 64, 1500):
-        given = torch.nn.functional.normalize(torch.randn(m, 512)), torch.randint(0, 9, (m,)), torch.arange(m)
+        arguments = torch.nn.functional.normalize(torch.randn(m, 512)), torch.randint(0, 9, (m,)), torch.arange(m)
         for memory in memories:
-            memory.enqueue(*(x.to(memory.rows.device) for x in given))
+            memory.enqueue(*(x.to(memory.rows.device) for x in arguments))
     same = {name: torch.equal(a.cpu(), memories[1].state_dict()[name]) for name, a in memories[0].state_dict().items()}
 
     def call() -> None:
@@ -203,27 +203,27 @@ def enqueue(s: Scene) -> dict[str, Any]:
 
 
 def keyed(update: str) -> dict[str, Any]:
-    """A memory of slots against the same on the host: ids that come twice in a batch, rows with a gradient and without."""
+    """Compares a keyed memory with one on the CPU: repeated ids in a batch, rows with and without gradient."""
     memories = [CrossBatchMemory(8000, 512, update, momentum=0.9, device=device) for device in ("cuda", "cpu")]
 
-    def go(memory: CrossBatchMemory, given: tuple[Tensor, ...], gradient: Tensor) -> None:
-        memory.enqueue(*given)
+    def update_memory(memory: CrossBatchMemory, arguments: tuple[Tensor, ...], gradient: Tensor) -> None:
+        memory.enqueue(*arguments)
         if update == "backprop":
             memory.rows.grad = gradient
             memory.step()
 
     for m in (64, 64, 3, 900, 9000):
-        given = torch.nn.functional.normalize(torch.randn(m, 512)), torch.randint(0, 9, (m,)), torch.randint(0, 8000, (m,))
+        arguments = torch.nn.functional.normalize(torch.randn(m, 512)), torch.randint(0, 9, (m,)), torch.randint(0, 8000, (m,))
         gradient = torch.randn(8000, 512) * (torch.rand(8000, 1) < 0.5)
         for memory in memories:
-            go(memory, tuple(x.to(memory.rows.device) for x in given), gradient.to(memory.rows.device))
+            update_memory(memory, tuple(x.to(memory.rows.device) for x in arguments), gradient.to(memory.rows.device))
     theirs = memories[1].state_dict()
-    apart = {
+    difference = {
         name: float((a.cpu().double() - theirs[name].double()).abs().max()) for name, a in memories[0].state_dict().items()
     }
-    batch = tuple(x[:64].cuda() for x in given)
-    at_once = gradient.cuda()
-    return {**in_graph([lambda: go(memories[0], batch, at_once)]), "largest_difference": apart}
+    batch = tuple(x[:64].cuda() for x in arguments)
+    on_gpu = gradient.cuda()
+    return {**in_graph([lambda: update_memory(memories[0], batch, on_gpu)]), "largest_difference": difference}
 
 
 def batch(loss: PairLoss, s: Scene) -> dict[str, Any]:

@@ -1,9 +1,9 @@
-"""The paper's training on a GPU at its full size, on images made up at random: time and memory of a step; a whole schedule.
+"""The paper's training on a GPU at full size, on random images: time and memory of a step, and a whole schedule.
 
     python -m benchmarks.gpu_training table --out DIR      GoogLeNet with and without memory: milliseconds, peak memory
     python -m benchmarks.gpu_training schedule --out DIR   34,000 iterations from a prepared store, end to end
 
-59,551 images as Stanford Online Products has, 5 a class, 256 × 256. A step is what `xbm train` does: crops and flips on the
+59,551 images as in Stanford Online Products, 5 per class, 256 × 256. A step is that of `xbm train`: crops and flips on the
 device, bfloat16, loss in the batch and against the memory with all statistics, enqueue, Adam.
 """
 
@@ -35,7 +35,7 @@ TRAIN, TEST, SIDE = 59_551, 60_502, 256
 
 
 class Repeated:
-    """N images of which only some are different: as an array would be, for those who take them one by one."""
+    """Behaves like an array of N images of which only some are different, for readers that index one image at a time."""
 
     def __init__(self, count: int, different: int, side: int) -> None:
         self.shape, self.ndim = (count, side, side, 3), 4
@@ -51,7 +51,7 @@ class Repeated:
         return self.some[index % len(self.some)]
 
 
-def made_up(name: str, count: int, side: int, different: int = 512) -> ImageSet:
+def random_images(name: str, count: int, side: int, different: int = 512) -> ImageSet:
     labels = np.arange(count) // 5
     return ImageSet(name, labels, [str(k) for k in range(labels[-1] + 1)], pixels=Repeated(count, different, side))
 
@@ -67,8 +67,8 @@ def config_of(**settings: Any) -> Config:
     return override(preset("sop"), {**plain, **{name.replace("__", "."): value for name, value in settings.items()}})
 
 
-def full(job: Job) -> None:
-    """A bank in the middle of training: every row written, with few rows near any anchor."""
+def fill(job: Job) -> None:
+    """Fills the memory as in the middle of training: every row written, few rows near any anchor."""
     if job.memory is None:
         return
     memory, M = job.memory, job.memory.size
@@ -80,27 +80,27 @@ def full(job: Job) -> None:
     memory.count.fill_(M)
 
 
-class Listening(Console):
-    """Keeps what a run says, such as which path its steps take."""
+class RecordingConsole(Console):
+    """Records the messages of a run, such as which path its steps take."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.said: list[str] = []
+        self.messages: list[str] = []
 
     def say(self, sentence: str) -> None:
-        self.said.append(sentence)
+        self.messages.append(sentence)
 
 
 def step_of(settings: dict[str, Any], images: ImageSet, folder: Path, repeats: int, each: int) -> dict[str, Any]:
-    """Milliseconds an iteration, and the most memory held beyond the images."""
+    """Returns milliseconds per iteration, and peak memory without the images."""
     config = config_of(**settings)
     dataset = Dataset("sop", images, (Protocol("none", images, (1,)),))
     gc.collect()
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated()
     job = Job(config, dataset, folder)
-    console = Listening(config, 0, quiet=True)
-    full(job)
+    console = RecordingConsole(config, 0, quiet=True)
+    fill(job)
     held = len(images) * SIDE * SIDE * 3
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
@@ -115,12 +115,12 @@ def step_of(settings: dict[str, Any], images: ImageSet, folder: Path, repeats: i
             number += 1
         last.record()
         torch.cuda.synchronize()
-        if repeat:  # the first records the graph
+        if repeat:  # the first repeat captures the graph
             times.append(first.elapsed_time(last) / each)
     peak = torch.cuda.max_memory_allocated() - held - before
     bank = 0 if job.memory is None else sum(b.numel() * b.element_size() for b in job.memory.buffers())
     return {"ms": statistics.median(times), "least": min(times), "most": max(times), "peak_gb": peak / 1e9,
-            "bank_gb": bank / 1e9, "path": console.said, "repeats": times}  # fmt: skip
+            "bank_gb": bank / 1e9, "path": console.messages, "repeats": times}  # fmt: skip
 
 
 TABLE: dict[str, dict[str, Any]] = {
@@ -134,22 +134,22 @@ TABLE: dict[str, dict[str, Any]] = {
 
 
 def table(out: Path, only: list[str], repeats: int = 12, each: int = 25) -> None:
-    images, found = made_up("random train", TRAIN, SIDE), []
+    images, cases = random_images("random train", TRAIN, SIDE), []
     with (out / "training.csv").open("w") as file:
         writer = csv.writer(file)
         writer.writerow(["case", "repeat", "milliseconds"])
         for name in only or TABLE:
             case = step_of(TABLE[name], images, out, repeats, each)
             writer.writerows([name, k, f"{ms:.4f}"] for k, ms in enumerate(case.pop("repeats")))
-            found.append({"case": name, **case})
-            print(found[-1], flush=True)
-            (out / "training.json").write_text(json.dumps({**about(), "cases": found}, indent=1))
+            cases.append({"case": name, **case})
+            print(cases[-1], flush=True)
+            (out / "training.json").write_text(json.dumps({**about(), "cases": cases}, indent=1))
 
 
 def schedule(out: Path, iterations: int, train_images: int, test_images: int, side: int, crop: int) -> None:
-    """From a prepared store to R@K as `xbm train` does it, the clock running from before the store is opened."""
+    """Times `xbm train` from opening a prepared store to R@K."""
     store, folder = out / "store", out / "run"
-    sets = {"train": made_up("random train", train_images, side), "test": made_up("random test", test_images, side)}
+    sets = {"train": random_images("random train", train_images, side), "test": random_images("random test", test_images, side)}
     for name, images in sets.items():
         prepare(images, store / name, side, quiet=True)
     print("prepared", flush=True)
@@ -166,13 +166,13 @@ def schedule(out: Path, iterations: int, train_images: int, test_images: int, si
         result = finish(job, console)
     seconds = {"load": ready - begun, "train": trained - ready, "score": time.time() - trained, "in all": time.time() - begun}
     lines = list(csv.DictReader((folder / "metrics.csv").open()))
-    found = {**about(), "iterations": iterations, "images": train_images, "seconds": seconds, "recall@1": result["recall@1"],
+    summary = {**about(), "iterations": iterations, "images": train_images, "seconds": seconds, "recall@1": result["recall@1"],
              "ms_per_iteration": 1000 * seconds["train"] / iterations, "last": lines[-1]}  # fmt: skip
-    (out / "schedule.json").write_text(json.dumps(found, indent=1))
+    (out / "schedule.json").write_text(json.dumps(summary, indent=1))
     shutil.copy(folder / "metrics.csv", out / "schedule.csv")
     shutil.rmtree(store)
     shutil.rmtree(folder)
-    print(json.dumps(found, indent=1))
+    print(json.dumps(summary, indent=1))
 
 
 def main() -> None:

@@ -1,10 +1,10 @@
-"""An index of a million random rows of 128 numbers, beside faiss used by hand, in one process on the same rows.
+"""Our index of a million random 128-d rows compared with faiss used directly, in one process on the same rows.
 
     python -m benchmarks.index
 
-Random rows are the hardest there are: no row is much nearer than the others, and no cell of an inverted file holds the
-neighbours. Ours is written to the catalogue, coded, stored, opened again and searched; by hand, the rows are in memory already.
-All indexes are searched in turns, so that a slow moment of the machine hits all of them alike.
+Random rows are the hardest case: no row is much nearer than the others, and no cell of an inverted file holds all neighbors.
+Ours is written to the catalogue, encoded, stored, reopened and searched; for faiss the rows are already in memory. The indexes
+take turns, so that other load on the machine affects all of them equally.
 """
 
 import tempfile
@@ -26,14 +26,14 @@ from xbm_app.search.neighbours import build, open_neighbours, recall
 from xbm_app.search.sources import Entry
 
 ROWS, DIM, QUERIES, K, THREADS = 1_000_000, 128, 200, 10, 2
-SAME = "PQ64x4fs,Refine(SQfp16)"  # what ours is made of
-BY_HAND = {"Flat": 0, SAME: 0, "SQ8": 0, "IVF1024,Flat": 64, "IVF1024,PQ64x4fs,RFlat": 64}  # with cells probed
+EQUIVALENT = "PQ64x4fs,Refine(SQfp16)"  # the type of our index
+FAISS = {"Flat": 0, EQUIVALENT: 0, "SQ8": 0, "IVF1024,Flat": 64, "IVF1024,PQ64x4fs,RFlat": 64}  # name: probed cells
 
 
 class Built(NamedTuple):
     seconds: float
     megabytes: float
-    search: Callable[[np.ndarray], np.ndarray]  # (Q, D) to the places of the nearest rows, (Q, K)
+    search: Callable[[np.ndarray], np.ndarray]  # (Q, D) to indices of the nearest rows, (Q, K)
 
 
 def unit(count: int, seed: int) -> np.ndarray:
@@ -51,19 +51,19 @@ def ours(folder: Path, rows: np.ndarray) -> Built:
             catalogue.add(entries, rows[start : start + 10_000], [b""] * len(entries))
     written = time.perf_counter() - begun
     begun = time.perf_counter()
-    made = build(catalogue)
+    neighbours = build(catalogue)
     coded = time.perf_counter() - begun
-    told = recall(made, catalogue)
-    del made
+    measured = recall(neighbours, catalogue)
+    del neighbours
     begun = time.perf_counter()
     opened = open_neighbours(catalogue)
     sizes = [(folder / name).stat().st_size / 1e6 for name in (CATALOGUE, CODES)]
-    print(f"ours: catalogue written in {written:.1f} s ({sizes[0]:.0f} MB), codes made in {coded:.1f} s ({sizes[1]:.0f} MB)")
-    print(f"opened again in {time.perf_counter() - begun:.1f} s; recall@10 as `xbm index` prints it {told:.3f}")
-    return Built(coded, opened.bytes / 1e6, lambda some: opened.search(some, K)[1] - 1)  # ids count from 1
+    print(f"ours: catalogue written in {written:.1f} s ({sizes[0]:.0f} MB), codes built in {coded:.1f} s ({sizes[1]:.0f} MB)")
+    print(f"opened again in {time.perf_counter() - begun:.1f} s; recall@10 as `xbm index` prints it {measured:.3f}")
+    return Built(coded, opened.bytes / 1e6, lambda queries: opened.search(queries, K)[1] - 1)  # ids start at 1
 
 
-def by_hand(name: str, probed: int, rows: np.ndarray) -> Built:
+def faiss_index(name: str, probed: int, rows: np.ndarray) -> Built:
     begun = time.perf_counter()
     index = faiss.index_factory(DIM, name, faiss.METRIC_INNER_PRODUCT)
     index.train(rows[:100_000])
@@ -73,7 +73,7 @@ def by_hand(name: str, probed: int, rows: np.ndarray) -> Built:
         faiss.extract_index_ivf(index).nprobe = probed
     if hasattr(index, "k_factor"):
         index.k_factor = 100
-    return Built(spent, len(faiss.serialize_index(index)) / 1e6, lambda some: index.search(some, K)[1])
+    return Built(spent, len(faiss.serialize_index(index)) / 1e6, lambda queries: index.search(queries, K)[1])
 
 
 def main() -> None:
@@ -81,14 +81,14 @@ def main() -> None:
     rows, queries = unit(ROWS, 0), unit(QUERIES, 1)
     with tempfile.TemporaryDirectory() as folder:
         built = {"xbm index": ours(Path(folder), rows)}
-        for name, probed in BY_HAND.items():
-            built[f"faiss {name}{f', {probed} cells probed' if probed else ''}"] = by_hand(name, probed, rows)
+        for name, probed in FAISS.items():
+            built[f"faiss {name}{f', {probed} cells probed' if probed else ''}"] = faiss_index(name, probed, rows)
         truth = built["faiss Flat"].search(queries)
         together = medians({name: lambda each=each: each.search(queries) for name, each in built.items()}, 3, 1)
         alone = medians(
             {name: lambda each=each: [each.search(q[None]) for q in queries[:10]] for name, each in built.items()}, 5
         )
-    table = Table(title=f"{ROWS:,} random rows of {DIM} numbers, {THREADS} threads, {QUERIES} queries")
+    table = Table(title=f"{ROWS:,} random {DIM}-d rows, {THREADS} threads, {QUERIES} queries")
     for heading in ("index", "build, s", "MB", "recall@10", "queries/s", "ms alone"):
         table.add_column(heading, justify="left" if heading == "index" else "right")
     for name, each in built.items():

@@ -1,5 +1,5 @@
-"""One loss step (forward and backward) against a bank of 59,551 × 512 on a CPU: ours, dense autograd, pytorch-metric-learning,
-and the bare product `anchors @ bank.T` that any of them must at least do.
+"""One loss step (forward and backward) against a memory of 59,551 × 512 on a CPU: ours, dense autograd and
+pytorch-metric-learning, relative to the bare product `anchors @ bank.T`, which each of them has to compute.
 
     python -m benchmarks.losses
 """
@@ -21,10 +21,10 @@ M_ROWS, ANCHORS, DIM, PER_CLASS = 59_551, 64, 512, 5  # Stanford Online Products
 
 
 def scene(share: float, loss: str, rows: int = M_ROWS) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Anchors, their labels, bank rows and labels such that about `share` of all pairs is valid for `loss`.
+    """Returns anchors, labels, bank rows and their labels, such that about `share` of all pairs is valid for `loss`.
 
-    Rows come in clusters; an anchor is close to the rows of its own cluster, whose share of the bank is `share`. Positives
-    (5 a class) lie a little nearer than the cluster's other rows, so that mining keeps the cluster and drops the rest.
+    Rows form clusters. An anchor is close to the rows of its own cluster, which is `share` of the bank. Positives (5 per
+    class) are slightly closer than the other rows of the cluster, so that mining keeps the cluster and drops the rest.
     """
     torch.manual_seed(0)
     row_labels = torch.arange(rows) // PER_CLASS
@@ -32,7 +32,7 @@ def scene(share: float, loss: str, rows: int = M_ROWS) -> tuple[Tensor, Tensor, 
     if share == 0:
         bank = F.normalize(torch.randn(rows, DIM), dim=1)
         anchors = F.normalize(torch.randn(ANCHORS, DIM), dim=1)
-        return anchors, labels + 10**6, bank, row_labels  # classes that the bank has never seen: no positives either
+        return anchors, labels + 10**6, bank, row_labels  # classes that are not in the bank, so no positives either
     clusters = max(1, round(1 / share))
     centre = F.normalize(torch.randn(clusters, DIM), dim=1)
     which = torch.arange(row_labels.max().item() + 1) % clusters  # of each class
@@ -45,7 +45,7 @@ OURS: dict[str, Callable] = {"contrastive": ContrastiveLoss, "multi_similarity":
 
 
 def peers(loss: str, v: Tensor, labels: Tensor, bank: Tensor, row_labels: Tensor) -> dict[str, Callable[[], object]]:
-    """The same step with pytorch-metric-learning: its losses against a reference bank, and its own memory."""
+    """The same step with pytorch-metric-learning: its losses against a reference bank, and with its own memory."""
     from pytorch_metric_learning import distances, losses, miners
 
     cosine = distances.CosineSimilarity()
@@ -62,7 +62,7 @@ def peers(loss: str, v: Tensor, labels: Tensor, bank: Tensor, row_labels: Tensor
         pairs = miner(v, labels, bank, row_labels) if miner else None
         theirs(v, labels, pairs, ref_emb=bank, ref_labels=row_labels).backward()
 
-    found = {"pml loss" + (" + miner" if miner else ""): against_bank}
+    cases = {"pml loss" + (" + miner" if miner else ""): against_bank}
     if loss == "contrastive":
         memory = losses.CrossBatchMemory(theirs, DIM, memory_size=len(bank))
         memory.embedding_memory.copy_(bank)
@@ -73,15 +73,15 @@ def peers(loss: str, v: Tensor, labels: Tensor, bank: Tensor, row_labels: Tensor
             v.grad = None
             memory(v, labels).backward()
 
-        found["pml CrossBatchMemory"] = with_memory
-    return found
+        cases["pml CrossBatchMemory"] = with_memory
+    return cases
 
 
 def measure(loss: str, share: float) -> list[dict[str, Any]]:
     anchors, labels, bank, row_labels = scene(share, loss)
     memory = CrossBatchMemory(len(bank), DIM)
     memory.enqueue(bank, row_labels, torch.arange(len(bank)))
-    ids = torch.arange(len(anchors)) + len(bank)  # none of them is in the bank: all pairs count
+    ids = torch.arange(len(anchors)) + len(bank)  # none is in the bank, so all pairs count
     v = anchors.clone().requires_grad_()
     ours, dense = OURS[loss](engine="streaming"), OURS[loss](engine="reference")
     _, stats = ours(v, labels, memory, ids=ids, return_stats=True)
@@ -95,16 +95,16 @@ def measure(loss: str, share: float) -> list[dict[str, Any]]:
         return call
 
     cases: dict[str, Callable[[], object]] = {"bare product": lambda: anchors @ bank.T, "ours": step(ours)}
-    if loss != "triplet" or valid < 0.5:  # it lists m·|P|·|N| differences
+    if loss != "triplet" or valid < 0.5:  # it materializes m·|P|·|N| differences
         cases["dense autograd"] = step(dense)
-    if 0 < share < 0.5:  # theirs list every pair: at 100 % they do not fit
+    if 0 < share < 0.5:  # theirs list every pair, which does not fit at 100 %
         cases |= peers(loss, v, labels, bank, row_labels)
     times = medians(cases, repeats=5 if len(cases) > 3 else 7)
-    memory_of = {name: peak_bytes(call) for name, call in cases.items() if name in ("ours", "dense autograd")}
+    peaks = {name: peak_bytes(call) for name, call in cases.items() if name in ("ours", "dense autograd")}
     return [
         {
             "loss": loss, "valid": valid, "what": name, "ms": 1e3 * seconds, "ratio": seconds / times["bare product"],
-            "ours_faster": seconds / times["ours"], "peak_mb": memory_of.get(name, float("nan")) / 1e6,
+            "ours_faster": seconds / times["ours"], "peak_mb": peaks.get(name, float("nan")) / 1e6,
         }
         for name, seconds in times.items()
     ]  # fmt: skip

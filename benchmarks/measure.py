@@ -1,4 +1,4 @@
-"""How the benchmarks measure: interleaved repeats, medians, peak memory, and what machine it was."""
+"""Measurements for the CPU benchmarks: medians of interleaved repeats, peak memory, and the machine's description."""
 
 import platform
 import statistics
@@ -9,21 +9,21 @@ import torch
 
 
 def medians(cases: dict[str, Callable[[], object]], repeats: int = 7, warm_up: int = 2) -> dict[str, float]:
-    """Seconds of each case. The cases take turns, so that a slow moment of the machine hits all of them alike."""
+    """Returns the median seconds of each case. The cases take turns, so that other load affects all of them equally."""
     for call in cases.values():
         for _ in range(warm_up):
             call()
     times: dict[str, list[float]] = {name: [] for name in cases}
     for _ in range(repeats):
         for name, call in cases.items():
-            begun = time.perf_counter()
+            start = time.perf_counter()
             call()
-            times[name].append(time.perf_counter() - begun)
+            times[name].append(time.perf_counter() - start)
     return {name: statistics.median(each) for name, each in times.items()}
 
 
 def peak_bytes(call: Callable[[], object]) -> int:
-    """The most memory that torch held at once during a call, beyond what was there before."""
+    """Returns the peak memory that torch allocated during a call, beyond what was allocated before."""
     call()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         call()

@@ -1,4 +1,4 @@
-"""A bank of 1,000,000 × 512 in bf16 takes a step on a laptop: the peak of the whole process, and the step's time.
+"""Time of one step against a memory of 1,000,000 × 512 in bfloat16 on a CPU, and peak memory of the whole process.
 
 python -m benchmarks.million
 """
@@ -30,7 +30,7 @@ def main() -> None:
         seconds = time.perf_counter() - begun
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
         valid = int(stats.valid_negatives.sum())
-        print(f"{loss_fn.name}: {seconds:.2f} s, {valid:,} valid negatives, whole process at most {peak:.2f} GB")
+        print(f"{loss_fn.name}: {seconds:.2f} s, {valid:,} valid negatives, peak of the whole process {peak:.2f} GB")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Exact evaluation against pytorch-metric-learning and faiss, on the same embeddings in one process.
+"""Exact evaluation compared with pytorch-metric-learning and faiss, on the same embeddings in one process.
 
     python -m benchmarks.retrieval
 
-20,000 rows of 512 numbers, 5 a class, each compared with all others. Ours gives R@1, 10, 100, 1000, MAP@R, R-precision and
-mAP; AccuracyCalculator the first 1,000 neighbours, precision@1, R-precision and MAP@R; faiss' flat index the first 1,001
-neighbours, from which numpy takes the recalls and MAP@R. Peak memory is what the process grows by at its largest.
+20,000 512-d rows, 5 per class, each compared with all others. Ours computes R@1, 10, 100, 1000, MAP@R, R-precision and mAP.
+AccuracyCalculator computes the first 1,000 neighbors, precision@1, R-precision and MAP@R. faiss' flat index computes the first
+1,001 neighbors, from which numpy derives the recalls and MAP@R. Peak memory is the largest growth of the process.
 """
 
 import ctypes
@@ -30,7 +30,7 @@ Method = Callable[[np.ndarray, np.ndarray], dict[str, float]]
 
 
 def clustered(count: int, dim: int, per_class: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Unit rows around one random centre a class, noisy enough that about a quarter of MAP@R is lost; shuffled."""
+    """Returns shuffled unit rows around one random center per class, noisy enough to lose about a quarter of MAP@R."""
     random = np.random.default_rng(seed)
     labels = random.permutation(np.arange(count) // per_class)
     centres = random.standard_normal((labels.max() + 1, dim), dtype=np.float32)
@@ -47,29 +47,29 @@ def accuracy_calculator(rows: np.ndarray, labels: np.ndarray) -> dict[str, float
 
     include = ("precision_at_1", "mean_average_precision_at_r", "r_precision")
     calculator = AccuracyCalculator(include=include, k=KS[-1], device=torch.device("cpu"))
-    found = calculator.get_accuracy(torch.from_numpy(rows), torch.from_numpy(labels))
-    return {"recall@1": found["precision_at_1"], "map@r": found["mean_average_precision_at_r"]}
+    scores = calculator.get_accuracy(torch.from_numpy(rows), torch.from_numpy(labels))
+    return {"recall@1": scores["precision_at_1"], "map@r": scores["mean_average_precision_at_r"]}
 
 
 def faiss_flat(rows: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """Self is found by index. Labels are compared only as far as the metrics need."""
+    """Excludes the query itself by index. Labels are compared only as far as the metrics need."""
     import faiss
 
     index = faiss.IndexFlatIP(rows.shape[1])
     index.add(rows)
-    _, found = index.search(rows, KS[-1] + 1)
+    _, neighbours = index.search(rows, KS[-1] + 1)
     count = len(rows)
-    own = found == np.arange(count)[:, None]
+    own = neighbours == np.arange(count)[:, None]
     own[~own.any(1), -1] = True
-    others = found[~own].reshape(count, -1)  # (N, 1000)
+    others = neighbours[~own].reshape(count, -1)  # (N, 1000)
     relevant = labels[others] == labels[:, None]
     first = np.where(relevant.any(1), relevant.argmax(1), len(rows))
     scores = {f"recall@{k}": float((first < k).mean()) for k in KS}
     most = np.bincount(labels).max() - 1
     size = np.bincount(labels)[labels] - 1
-    place = np.arange(1, most + 1)
-    hits = relevant[:, :most] & (place <= size[:, None])
-    precision = np.cumsum(hits, 1) / place * hits
+    position = np.arange(1, most + 1)
+    hits = relevant[:, :most] & (position <= size[:, None])
+    precision = np.cumsum(hits, 1) / position * hits
     return scores | {"map@r": float((precision.sum(1) / size).mean())}
 
 
@@ -81,7 +81,7 @@ METHODS: dict[str, tuple[Method, int]] = {
 
 
 def rows(count: int = 20_000, dim: int = 512) -> list[dict[str, float | str]]:
-    """One row a method: median seconds, ratio to ours, peak extra memory, and two scores that must agree."""
+    """Returns one row per method: median seconds, ratio to ours, peak extra memory, and two scores that must agree."""
     import faiss
 
     torch.set_num_threads(THREADS)
@@ -90,7 +90,7 @@ def rows(count: int = 20_000, dim: int = 512) -> list[dict[str, float | str]]:
     runs: dict[str, list[Run]] = {name: [] for name in METHODS}
     for method, _ in METHODS.values():
         method(*small)
-    for turn in range(3):  # in turns, so that other load on the machine falls on all of them
+    for turn in range(3):  # in turns, so that other load affects all of them equally
         for name, (method, repeats) in METHODS.items():
             if turn < repeats:
                 runs[name].append(_measure(method, large))
@@ -111,7 +111,7 @@ def rows(count: int = 20_000, dim: int = 512) -> list[dict[str, float | str]]:
 
 
 def gpu_rows(count: int = 60_502, dim: int = 512) -> list[dict[str, Any]]:
-    """Ours on a GPU at the size of Stanford Online Products' test set, beside the bare product in blocks."""
+    """Ours on a GPU at the size of Stanford Online Products' test set, compared with the bare product in blocks."""
     data, labels = clustered(count, dim, 5)
     x, y = torch.from_numpy(data).cuda(), torch.from_numpy(labels).cuda()
     block = torch.empty(1024, count, device="cuda")
@@ -150,14 +150,14 @@ def _measure(method: Method, data: tuple[np.ndarray, np.ndarray]) -> Run:
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     before = _memory("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # sets VmHWM back to the present size
+    Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM to the current size
     start = time.perf_counter()
     scores = method(*data)
     return Run(scores, time.perf_counter() - start, (_memory("VmHWM") - before) / 1024)
 
 
 def _memory(field: str) -> int:
-    """A field of this process' status, in KiB."""
+    """Returns a field of /proc/self/status in KiB."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
 

@@ -1,8 +1,9 @@
-"""`python -m benchmarks.scale`: bytes a step sends and the step time to expect, for banks up to a billion rows.
+"""Bytes sent per step and expected step time, for memories of up to a billion rows.
 
-Counted: bytes, by the formulas that tests/distributed/test_scale.py holds against what the ranks count as they send.
-Measured: the one-GPU passes, from results/h200-losses*.json. Arithmetic: everything else, from link speeds that are stated
-and not measured.
+    python -m benchmarks.scale
+
+The formulas for bytes are checked by tests/xbm/distributed/test_scale.py against what the ranks count as they send. The time of
+a pass on one GPU was measured (results/h200-losses*.json). Everything else is computed from link speeds that are assumed.
 """
 
 from collections.abc import Callable
@@ -11,8 +12,8 @@ from functools import cache
 
 from benchmarks.gpu_page import loss_steps
 
-LINKS = {"NVLink, one host": 300e9, "400 Gb/s between hosts": 40e9}  # bytes a second a GPU can use, assumed
-EXCHANGE = 25e-6  # seconds an exchange takes however small it is, assumed
+LINKS = {"NVLink, one host": 300e9, "400 Gb/s between hosts": 40e9}  # bytes per second and GPU, assumed
+EXCHANGE = 25e-6  # seconds of latency per exchange, assumed
 
 
 CASES = [  # M, D, R, m
@@ -23,17 +24,17 @@ CASES = [  # M, D, R, m
 
 @dataclass(frozen=True)
 class Step:
-    """One training step: R ranks, M rows, dimension D, m anchors of all ranks together, evenly shared."""
+    """One training step on R ranks: M rows of dimension D, and m anchors on all ranks together, evenly distributed."""
 
     R: int
     M: int
     D: int
     m: int
-    wide: int = 4  # bytes of a number of the embeddings
+    wide: int = 4  # bytes per entry of an embedding
 
     @property
     def batch(self) -> int:
-        """Embeddings, labels and ids of the rank's anchors to all others; and five integers about them."""
+        """Embeddings, labels and ids of the rank's anchors, and a header of five integers, sent to all others."""
         return (self.R - 1) * (-(-self.m // self.R) * (self.D * self.wide + 16) + 40)
 
     def replicated(self, update: str = "queue") -> int:
@@ -44,8 +45,13 @@ class Step:
     def sharded(
         self, loss: str, copy: bool = False, keyed: bool = False, positives: tuple[int, int] = (0, 0), stats: bool = True
     ) -> int:
-        """`copy`: exclude="copy". `positives`, for triplets: the most that an anchor has in one shard, and in all of them.
-        `stats`: with statistics, as a training run asks for."""
+        """Returns the bytes of a step with a sharded memory.
+
+        Args:
+            copy: whether the loss uses exclude="copy".
+            positives: for the triplet loss, the most positives of an anchor in one shard and in all of them.
+            stats: whether statistics are computed, as in training.
+        """
         if self.R == 1:
             return 0
         m, S = self.m, self.wide
@@ -53,7 +59,7 @@ class Step:
         sides = 2 * (self._reduced(2 * m * S) + self._reduced(4 * m * 8))
         sent += sides
         if stats or loss in ("triplet", "multi_similarity"):
-            sent += self._reduced(2 * m * S)  # the positives' extremes
+            sent += self._reduced(2 * m * S)  # extremes of the positives
         if loss == "triplet":
             sent += (self.R - 1) * (8 + positives[0] * m * S) + self._reduced(8 * positives[1] * m)
         if copy and not keyed:
@@ -69,22 +75,22 @@ class Step:
 
 @cache
 def measured() -> dict[tuple[int, int], float]:
-    """Contrastive loss and gradient in a CUDA graph, 64 anchors; rows and columns of bfloat16: milliseconds."""
-    found = {}
+    """Milliseconds by rows and columns of a bfloat16 memory: contrastive loss and gradient of 64 anchors in a CUDA graph."""
+    times = {}
     for part, (_, cases) in loss_steps().items():
         rows, dim = (int(side) for side in part.split("x"))
-        found[rows, dim] = cases["contrastive, few valid, in a graph"]["ms"]
-    return found
+        times[rows, dim] = cases["contrastive, few valid, in a graph"]["ms"]
+    return times
 
 
 def pass_ms(rows: float, dim: int, anchors: int) -> float:
-    """One GPU's pass over its rows: the measured rate of the largest bank of that dimension, scaled."""
+    """Estimates one GPU's pass over its rows from the measured rate of the largest memory of that dimension."""
     known, ms = max((key, ms) for key, ms in measured().items() if key[1] == dim)
     return ms * rows / known[0] * max(1.0, anchors / 64)
 
 
 def bytes_table() -> list[str]:
-    """Bytes that one rank sends in one step with statistics: 64 anchors of 512 float32 numbers, 59,551 rows."""
+    """Bytes that one rank sends per step with statistics: 64 anchors, 59,551 rows, 512-d float32."""
     rows: dict[str, Callable[[Step], int]] = {
         "replicated: queue or moving average, any loss": lambda step: step.replicated(),
         "replicated: back-propagation, any loss": lambda step: step.replicated("backprop"),

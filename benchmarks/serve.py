@@ -1,9 +1,9 @@
-"""The server under load, on this machine: 50 clients for 30 seconds against 20,000 glyphs, made and indexed on the spot.
+"""The server under load: 50 clients for 30 seconds against 20,000 glyphs, which are generated and indexed first.
 
     python -m benchmarks.serve
 
-Each client asks, one after the other, an upload to search with, "more like this" for a random image, and a thumbnail. Server
-and clients share the cores.
+Each client repeatedly requests a search by upload, a search for images similar to a random one, and a thumbnail. Server and
+clients share the cores of one machine.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ CLIENTS, SECONDS, IMAGES, ITERATIONS = 50, 30, 20_000, 200
 
 
 def make_index(folder: Path) -> tuple[Path, list[Path]]:
-    """An index of 20,000 glyphs (views of several seeds) by a shortly trained run, and the pictures in it."""
+    """Builds an index of 20,000 glyphs (of several seeds) with a briefly trained model; returns it and its images."""
     from xbm_app.data.glyphs import read_glyphs
     from xbm_app.data.pictures import write_pictures
     from xbm_app.search.update import update
@@ -47,7 +47,7 @@ def make_index(folder: Path) -> tuple[Path, list[Path]]:
     begun = time.perf_counter()
     update(folder / "run", folder / "glyphs", folder / "index", print, quiet=True)
     spent = time.perf_counter() - begun
-    print(f"indexed {IMAGES:,} glyphs in {spent:.1f} s ({IMAGES / spent:,.0f} a second)")
+    print(f"indexed {IMAGES:,} glyphs in {spent:.1f} s ({IMAGES / spent:,.0f} per second)")
     return folder / "index", pictures[:IMAGES]
 
 
@@ -79,8 +79,8 @@ async def client(
     writer.close()
 
 
-def memory_of(process: int) -> float:
-    """In MB, what the process holds in main memory."""
+def resident_memory(process: int) -> float:
+    """Returns the resident memory of a process in MB."""
     lines = Path(f"/proc/{process}/status").read_text().splitlines()
     return next(int(line.split()[1]) / 1000 for line in lines if line.startswith("VmRSS"))
 
@@ -92,15 +92,15 @@ async def load(port: int, server: int, pictures: list[Path]) -> None:
     clients = [asyncio.create_task(client(port, pictures, begun + SECONDS, k, times, errors)) for k in range(CLIENTS)]
     for second in (5, 10, 20, SECONDS - 1):
         await asyncio.sleep(begun + second - time.perf_counter())
-        held.append(f"{memory_of(server):.0f} MB after {second} s")
+        held.append(f"{resident_memory(server):.0f} MB after {second} s")
     await asyncio.gather(*clients)
     spent = time.perf_counter() - begun
     total = sum(len(each) for each in times.values())
-    print(f"{CLIENTS} clients, {spent:.1f} s: {total:,} requests, {len(errors)} errors, {total / spent:,.0f} a second")
+    print(f"{CLIENTS} clients, {spent:.1f} s: {total:,} requests, {len(errors)} errors, {total / spent:,.0f} per second")
     for kind, each in times.items():
         ranked = statistics.quantiles(each, n=100)
         print(f"  {kind}: {len(each):,}, median {1000 * ranked[49]:.0f} ms, p99 {1000 * ranked[98]:.0f} ms")
-    print(f"server's memory: {', '.join(held)}")
+    print(f"memory of the server: {', '.join(held)}")
     if errors:
         print(errors[:5])
 

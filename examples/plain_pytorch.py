@@ -8,9 +8,9 @@ from xbm import ContrastiveLoss, CrossBatchMemory
 
 torch.manual_seed(0)
 CLASSES, IMAGES = 50, 1000
-centres = torch.randn(CLASSES, 32)
+centers = torch.randn(CLASSES, 32)
 labels = torch.arange(IMAGES) % CLASSES
-images = centres[labels] + 0.5 * torch.randn(IMAGES, 32)
+images = centers[labels] + 0.5 * torch.randn(IMAGES, 32)
 
 model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 16))
 optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)

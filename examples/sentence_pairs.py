@@ -25,12 +25,12 @@ WORDS, LENGTH = 200, 8
 
 
 def pairs(count: int) -> Dataset:
-    """Two sentences that share most of their words."""
+    """Returns pairs of sentences that share most of their words."""
     draw, rows = random.Random(0), []
     for number in range(count):
-        one = [f"word{draw.randrange(WORDS)}" for _ in range(LENGTH)]
-        other = draw.sample(one, LENGTH - 2) + [f"word{draw.randrange(WORDS)}" for _ in range(2)]
-        rows.append({"anchor": " ".join(one), "positive": " ".join(other), "label": number})
+        first = [f"word{draw.randrange(WORDS)}" for _ in range(LENGTH)]
+        second = draw.sample(first, LENGTH - 2) + [f"word{draw.randrange(WORDS)}" for _ in range(2)]
+        rows.append({"anchor": " ".join(first), "positive": " ".join(second), "label": number})
     return Dataset.from_list(rows)
 
 

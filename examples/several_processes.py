@@ -13,18 +13,18 @@ dist.init_process_group("gloo")  # on GPUs: "cpu:gloo,cuda:nccl"
 rank, world = dist.get_rank(), dist.get_world_size()
 torch.manual_seed(0)
 CLASSES, IMAGES = 50, 1000
-centres = torch.randn(CLASSES, 32)
+centers = torch.randn(CLASSES, 32)
 labels = torch.arange(IMAGES) % CLASSES
-images = centres[labels] + 0.5 * torch.randn(IMAGES, 32)
+images = centers[labels] + 0.5 * torch.randn(IMAGES, 32)
 
 model = DistributedDataParallel(nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 16)))
 optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
 memory, loss_fn = ShardedMemory(size=500, dim=16), GlobalLoss(ContrastiveLoss(reduction="mean"))  # outside DDP
 for step in range(200):
     ids = torch.randint(0, IMAGES, (32,)).chunk(world)[rank]  # the same draw on every rank; each takes its share
-    v, some = F.normalize(model(images[ids])), labels[ids]
-    memory.enqueue(v.detach(), some, ids)
-    loss = loss_fn(v, some, memory, ids=ids)  # the loss of the global batch
+    v = F.normalize(model(images[ids]))
+    memory.enqueue(v.detach(), labels[ids], ids)
+    loss = loss_fn(v, labels[ids], memory, ids=ids)  # the loss of the global batch
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()

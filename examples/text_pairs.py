@@ -18,13 +18,13 @@ WORDS, LENGTH = 200, 8
 
 
 def pairs(count: int) -> list[dict[str, list[list[int]] | int]]:
-    """Two sentences that share most of their words, as token numbers."""
-    draw, found = random.Random(0), []
+    """Returns pairs of sentences, as token ids, that share most of their words."""
+    draw, rows = random.Random(0), []
     for number in range(count):
-        one = [draw.randrange(WORDS) for _ in range(LENGTH)]
-        other = draw.sample(one, LENGTH - 2) + [draw.randrange(WORDS) for _ in range(2)]
-        found.append({"sentences": [one, other], "pair": number})
-    return found
+        first = [draw.randrange(WORDS) for _ in range(LENGTH)]
+        second = draw.sample(first, LENGTH - 2) + [draw.randrange(WORDS) for _ in range(2)]
+        rows.append({"sentences": [first, second], "pair": number})
+    return rows
 
 
 def collate(items: list[dict]) -> dict[str, Tensor]:
@@ -35,8 +35,8 @@ def collate(items: list[dict]) -> dict[str, Tensor]:
 
 
 class MemoryTrainer(Trainer):
-    def __init__(self, *given: object, **named: object) -> None:
-        super().__init__(*given, **named)
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)
         self.memory, self.loss_fn = CrossBatchMemory(size=600, dim=32), SupConLoss(temperature=0.1)
 
     def compute_loss(self, model: torch.nn.Module, inputs: dict[str, Tensor], *_: object, **__: object) -> Tensor:

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Two hosts on one machine: two network namespaces with a cable between them, one rank in each, the same run across both.
+# Trains on two simulated hosts: two network namespaces on this machine, connected by a virtual cable, with one rank in each.
 # Needs root (`ip netns`). Usage: examples/two_hosts.sh [OUT] [settings of `xbm train glyphs`]
 set -euo pipefail
 cd "$(dirname "$0")/.."

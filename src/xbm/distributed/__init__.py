@@ -1,10 +1,8 @@
-"""The same memory on many devices, on torch.distributed: one bank on every rank, or one bank spread over the ranks."""
+"""Cross-batch memory on several processes with torch.distributed: a full copy on every rank, or one shard per rank."""
 
-from xbm.distributed.gather import Gathered, gather
-from xbm.distributed.launch import together
-from xbm.distributed.loss import GlobalLoss
-from xbm.distributed.ranks import Ranks, the_ranks
-from xbm.distributed.replicated import ReplicatedMemory
-from xbm.distributed.sharded import ShardedMemory
+from xbm.distributed.distributed_memory import ReplicatedMemory, ShardedMemory
+from xbm.distributed.global_loss import GlobalLoss
+from xbm.distributed.process_group import together
+from xbm.distributed.ranks import Gathered, Ranks, gather, the_ranks
 
 __all__ = ["Gathered", "GlobalLoss", "Ranks", "ReplicatedMemory", "ShardedMemory", "gather", "the_ranks", "together"]

@@ -1,27 +1,35 @@
-"""The processes of a run and the few exchanges between them, each counted in bytes. With one process they do nothing."""
+"""Communication between the processes of a run: a few collectives, each counted in bytes, and the gather of a batch.
 
+With one process nothing is sent.
+"""
+
+import textwrap
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import lru_cache
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from xbm.errors import LostPeerError
+from xbm.checks import check_embeddings, check_integers
+from xbm.errors import InputError, LostPeerError
+
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 class Ranks:
-    """The ranks of torch.distributed's default group, as they are when this is made; one rank where there is no group.
+    """The ranks of torch.distributed's default group at the time of construction; one rank if there is no group.
 
-    Every rank makes the same calls in the same order. On GPUs the group needs a backend for both devices, as in
-    `init_process_group("cpu:gloo,cuda:nccl")`: sizes travel between the hosts, so that no GPU is waited for.
+    Every rank must make the same calls in the same order. On GPUs the group needs a backend for both devices, as in
+    `init_process_group("cpu:gloo,cuda:nccl")`: sizes are exchanged between the hosts, without waiting for a GPU.
 
     Attributes:
-        rank, world: which process this is, of how many.
-        sent: bytes that this rank has sent so far, by what for. Counted as ring algorithms send them: an all-gather of b bytes
-            a rank (R − 1)·b, an all-reduce of b bytes 2·b·(R − 1)/R, a reduce-scatter of b bytes b·(R − 1)/R.
+        rank: index of this process.
+        world: number of processes.
+        sent: bytes that this rank has sent so far, by purpose. They are counted as for ring algorithms: (R − 1)·b for an
+            all-gather of b bytes per rank, 2·b·(R − 1)/R for an all-reduce and b·(R − 1)/R for a reduce-scatter of b bytes.
 
     Example:
         >>> ranks = Ranks()  # no process group here
@@ -30,86 +38,92 @@ class Ranks:
     """
 
     def __init__(self) -> None:
-        started = dist.is_available() and dist.is_initialized()
-        self.rank = dist.get_rank() if started else 0
-        self.world = dist.get_world_size() if started else 1
+        initialized = dist.is_available() and dist.is_initialized()
+        self.rank = dist.get_rank() if initialized else 0
+        self.world = dist.get_world_size() if initialized else 1
         self.sent: Counter[str] = Counter()
-        self.kept: object = None  # the latest gather, see `gather.py`
+        self._latest_gather: tuple[tuple, tuple, Gathered] | None = None  # key, arguments and result, see `gather`
+
+    @classmethod
+    def alone(cls) -> "Ranks":
+        """A single process, even if a process group exists."""
+        ranks = cls()
+        ranks.rank, ranks.world = 0, 1
+        return ranks
 
     @property
     def first(self) -> bool:
-        """Whether this is the rank that writes files and talks."""
+        """Whether this is rank 0, which writes files and prints."""
         return self.rank == 0
 
     def sum(self, x: Tensor, why: str) -> Tensor:
-        """Elementwise over the ranks; the same bits on each."""
-        return self._reduced(x, dist.ReduceOp.SUM, why)
+        """Elementwise sum over the ranks, identical on each."""
+        return self._all_reduce(x, dist.ReduceOp.SUM, why)
 
     def maximum(self, x: Tensor, why: str) -> Tensor:
-        return self._reduced(x, dist.ReduceOp.MAX, why)
+        """Elementwise maximum over the ranks."""
+        return self._all_reduce(x, dist.ReduceOp.MAX, why)
 
-    def _reduced(self, x: Tensor, how: dist.ReduceOp.RedOpType, why: str) -> Tensor:
+    def _all_reduce(self, x: Tensor, op: dist.ReduceOp.RedOpType, why: str) -> Tensor:
         if self.world == 1 or x.numel() == 0:
             return x
         total = x.contiguous().clone()
-        with lost_touch_told():
-            dist.all_reduce(total, how)
+        communicate(dist.all_reduce, total, op)
         self.sent[why] += 2 * total.nbytes * (self.world - 1) // self.world
         return total
 
     def stack(self, x: Tensor, why: str) -> Tensor:
-        """(R, ...): the ranks' tensors, all of the same shape."""
+        """(R, ...): the tensors of all ranks, which must have the same shape."""
         if self.world == 1:
             return x[None]
         x = x.contiguous()
         stacked = x.new_empty((self.world, *x.shape))
         if x.numel():
-            with lost_touch_told():
-                dist.all_gather_into_tensor(stacked.view(-1), x.view(-1))
+            communicate(dist.all_gather_into_tensor, stacked.view(-1), x.view(-1))
         self.sent[why] += x.nbytes * (self.world - 1)
         return stacked
 
     def everyone(self, x: Tensor, why: str) -> list[Tensor]:
-        """The ranks' tensors, whose first dimensions may differ."""
+        """The tensors of all ranks, whose first dimensions may differ."""
         if self.world == 1:
             return [x]
         sizes = self.stack(torch.tensor([len(x)]), f"{why}: sizes").flatten().tolist()
         return [part[:size] for part, size in zip(self.stack(padded(x, max(sizes)), why), sizes)]
 
     def scattered_sum(self, parts: Tensor, why: str) -> Tensor:
-        """parts (R, n, ...): the sum over the ranks of what each has for this one.  # (n, ...)"""
+        """(n, ...): the sum over the ranks of their `parts[rank]`, where parts is (R, n, ...)."""
         if self.world == 1:
             return parts[0]
         mine = torch.empty_like(parts[0])
         if mine.numel():
-            with lost_touch_told():
-                dist.reduce_scatter_tensor(mine.view(-1), parts.contiguous().view(-1))
+            communicate(dist.reduce_scatter_tensor, mine.view(-1), parts.contiguous().view(-1))
         self.sent[why] += parts.nbytes * (self.world - 1) // self.world
         return mine
 
     def to_first(self, x: Tensor) -> Tensor | None:
-        """(R, ...) on rank 0, None elsewhere; all of the same shape."""
+        """(R, ...) on rank 0, None elsewhere. All ranks must pass the same shape."""
         if self.world == 1:
             return x[None]
         parts = [torch.empty_like(x) for _ in range(self.world)] if self.first else None
-        with lost_touch_told():
-            dist.gather(x.contiguous(), parts, dst=0)
+        communicate(dist.gather, x.contiguous(), parts, 0)
         return torch.stack(parts) if parts is not None else None
 
     def agreed(self, value: str) -> str:
-        """What rank 0 says."""
+        """Returns the value of rank 0."""
         if self.world == 1:
             return value
-        said = [value]
-        with lost_touch_told():
-            dist.broadcast_object_list(said, src=0)
-        return said[0]
+        text = torch.tensor(list(value.encode()), dtype=torch.uint8)
+        length = torch.tensor([len(text)])
+        communicate(dist.broadcast, length, 0)
+        text.resize_(int(length))
+        if len(text):
+            communicate(dist.broadcast, text, 0)
+        return bytes(text.tolist()).decode()
 
     def wait(self) -> None:
-        """Until all ranks are here."""
+        """Waits until all ranks have called this."""
         if self.world > 1:
-            with lost_touch_told():
-                dist.all_reduce(torch.zeros(1))
+            communicate(dist.all_reduce, torch.zeros(1))
 
 
 @lru_cache(maxsize=1)
@@ -118,27 +132,124 @@ def _the_ranks(rank: int, world: int) -> Ranks:
 
 
 def the_ranks() -> Ranks:
-    """The ranks that memories and losses share unless told otherwise, so that one gather serves them all."""
+    """Returns the ranks that memories and losses share by default, so that one gather serves all of them."""
     now = Ranks()
     return _the_ranks(now.rank, now.world)
 
 
 def padded(x: Tensor, length: int) -> Tensor:
-    """With rows of zeros up to `length`."""
+    """Appends rows of zeros up to `length`."""
     return x if len(x) == length else torch.cat([x, x.new_zeros((length - len(x), *x.shape[1:]))])
 
 
-@contextmanager
-def lost_touch_told() -> Iterator[None]:
-    """Turns the failure of an exchange into `LostPeerError`.
+def communicate(collective: Callable[..., Any], *arguments: Any) -> None:
+    """Runs a collective of torch.distributed and waits for it.
 
-    gloo reports a closed connection as a plain RuntimeError and NCCL as a DistError. Subclasses of RuntimeError with a meaning
-    of their own, such as out of memory, pass through.
+    NCCL and the stores report a lost connection as `DistError`; gloo raises a plain RuntimeError. gloo checks its arguments
+    when a collective starts, so a plain RuntimeError while waiting for it comes from the connection. Everything else,
+    including out of memory, passes through.
+
+    Raises:
+        LostPeerError: the connection to another rank failed or timed out.
     """
+    work = None
     try:
-        yield
+        work = collective(*arguments, async_op=True)
+        work.wait()
     except RuntimeError as error:
-        if type(error) is not RuntimeError and not isinstance(error, dist.DistError):
-            raise
-        first_line = str(error).strip().partition("\n")[0]
-        raise LostPeerError(first_line if len(first_line) <= 160 else first_line[:160] + "...") from error
+        if isinstance(error, dist.DistError) or (work is not None and type(error) is RuntimeError):
+            raise LostPeerError(textwrap.shorten(str(error), 160, placeholder="...")) from error
+        raise
+
+
+# ---------------------------------------------------------------- the global batch
+
+
+class Gathered(NamedTuple):
+    """A global batch of m rows, identical on every rank."""
+
+    embeddings: Tensor  # (m, D), without gradient
+    labels: Tensor  # (m,)
+    ids: Tensor | None  # (m,)
+    mask: Tensor | None  # (m,)
+    sizes: tuple[int, ...]  # rows of each rank
+    mine: slice  # this rank's rows
+
+
+def gather(ranks: Ranks, embeddings: Tensor, labels: Tensor, ids: Tensor | None = None, mask: Tensor | None = None) -> Gathered:
+    """Gathers the rows of all ranks, in rank order. Ranks may have different numbers of rows, or none.
+
+    The latest result is kept. Asking for the same tensors again (for the loss of the batch, the memory, and the loss against
+    the memory) sends nothing. All ranks run the same program, so they agree on when that is the case.
+
+    Raises:
+        InputError: the embeddings of the ranks differ in width or type; raised on every rank.
+    """
+    arguments = (embeddings.detach(), labels, ids, mask)
+    key = tuple(_identity(x) for x in arguments)
+    if ranks._latest_gather is not None and ranks._latest_gather[0] == key:
+        return ranks._latest_gather[2]
+    batch = _gather(ranks, *arguments)
+    ranks._latest_gather = (key, arguments, batch)  # the arguments stay alive, or another tensor could take their address
+    return batch
+
+
+def gather_checked(
+    ranks: Ranks, dim: int, embeddings: Tensor, labels: Tensor, ids: Tensor | None, mask: Tensor | None
+) -> Gathered:
+    """`gather` for the arguments of `enqueue` of a memory with `dim` columns."""
+    check_embeddings(embeddings, "embeddings", dim)
+    labels, ids = check_integers(labels, "labels", embeddings), check_integers(require_ids(ids), "ids", embeddings)
+    return gather(ranks, embeddings, labels, ids, mask)
+
+
+def require_ids(ids: Tensor | None) -> Tensor:
+    """Refuses None: a rank sees only its part of a batch, so it cannot find an anchor's own copy by position."""
+    if ids is None:
+        raise InputError("with several processes an anchor's own copy is found by its instance id: pass ids")
+    return ids
+
+
+def batch_sizes(ranks: Ranks, embeddings: Tensor, labels: Tensor, ids: Tensor | None) -> tuple[int, ...]:
+    """The number of rows of each rank, from the latest gather if it was of these tensors."""
+    if ranks._latest_gather is not None:
+        key, _, batch = ranks._latest_gather
+        if key[:3] == tuple(_identity(x) for x in (embeddings.detach(), labels, ids)):
+            return batch.sizes
+    return tuple(ranks.stack(torch.tensor([len(embeddings)]), "sizes").flatten().tolist())
+
+
+def _gather(ranks: Ranks, embeddings: Tensor, labels: Tensor, ids: Tensor | None, mask: Tensor | None) -> Gathered:
+    m, dim = embeddings.shape
+    if ranks.world == 1:
+        return Gathered(embeddings, labels, ids, mask, (m,), slice(0, m))
+    header = [m, dim, DTYPES.index(embeddings.dtype), ids is not None, mask is not None]
+    table = ranks.stack(torch.tensor(header), "sizes")  # (R, 5)
+    if not bool((table[:, 1:] == table[0, 1:]).all()):
+        raise InputError(
+            "the batches of the ranks do not match: pass embeddings of the same width and type, and ids and mask on all or none"
+        )
+    sizes = table[:, 0].tolist()
+    # Everything is sent as one block of bytes: one exchange instead of four.
+    integers = [x.long() for x in (labels, ids, mask) if x is not None]
+    block = torch.cat([_bytes(embeddings), *(_bytes(x[:, None]) for x in integers)], dim=1)
+    blocks = ranks.stack(padded(block, max(sizes)), "batch")
+    block = torch.cat([part[:size] for part, size in zip(blocks, sizes)])
+    width = dim * embeddings.element_size()
+    rows = block[:, :width].contiguous().view(embeddings.dtype)
+    columns = iter(block[:, width:].contiguous().view(torch.int64).T.contiguous().unbind())
+    keys = next(columns), None if ids is None else next(columns), None if mask is None else next(columns).bool()
+    start = sum(sizes[: ranks.rank])
+    return Gathered(rows, *keys, tuple(sizes), slice(start, start + m))
+
+
+def _bytes(x: Tensor) -> Tensor:
+    x = x.contiguous()
+    return x.view(torch.uint8) if x.numel() else x.new_empty((len(x), x.shape[1] * x.element_size()), dtype=torch.uint8)
+
+
+def _identity(x: Tensor | None) -> tuple | None:
+    """Equal for tensors that share the same unmodified memory; empty tensors have a storage too."""
+    if x is None:
+        return None
+    return x.untyped_storage()._cdata, x.storage_offset(), tuple(x.shape), x.dtype, x._version

@@ -1,6 +1,6 @@
 """Exact evaluation of embeddings: Recall@K, MAP@R, R-precision, mAP, curves, protocols and nearest neighbours.
 
-Every function takes torch tensors or numpy arrays of any float type, on any device. Similarity is the cosine, computed in
+Every function accepts torch tensors or numpy arrays of any float type, on any device. Similarity is the cosine, computed in
 float32 on the device of the embeddings. Of two gallery items with equal similarity the one with the lower index comes first.
 """
 

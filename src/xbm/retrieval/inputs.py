@@ -1,6 +1,6 @@
-"""Checks what a caller hands in and brings it into one form: unit rows and integer keys on one device."""
+"""Checks the caller's arguments and converts them to one form: unit rows and int64 keys on one device."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
@@ -8,135 +8,135 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from xbm.distributed import Ranks
 from xbm.errors import InputError
-from xbm.retrieval.copies import find_copies
-from xbm.retrieval.similarity import unit_rows
+from xbm.retrieval.similarity import Comparison, Shard, padded_count, unit_rows
 
 
 @dataclass(frozen=True, eq=False)
 class Sets:
-    """Queries and the gallery they search. Both are padded with rows of zeros; without a gallery they are the same tensor.
+    """Queries and the gallery they search. Labels and ids are those of all rows, on every rank.
 
     Attributes:
-        queries: (Q + padding, D) float32 unit rows.
-        gallery: (G + padding, D) float32 unit rows.
-        copies: gallery rows that repeat an earlier one, and which one: (C,) int64 each.
-        labels: (Q,) int64; `gallery_labels`: (G,) int64.
-        ids: (Q,) int64 or None; `gallery_ids`: (G,) int64 or None. A query is not compared with rows of its own id.
+        comparison: the embeddings; without a gallery, queries and gallery are the same shard.
+        labels: (Q,) int64.
+        gallery_labels: (G,) int64.
+        ids: (Q,) int64 or None. A query is not compared with rows of its own id.
+        gallery_ids: (G,) int64 or None.
     """
 
-    queries: Tensor
-    gallery: Tensor
-    copies: tuple[Tensor, Tensor]
+    comparison: Comparison
     labels: Tensor
     gallery_labels: Tensor
     ids: Tensor | None
     gallery_ids: Tensor | None
 
-    @property
-    def copied(self) -> int:
-        return len(self.copies[0])
-
 
 def read_sets(
-    embeddings: Any,
-    labels: Any,
-    gallery: Any = None,
-    gallery_labels: Any = None,
-    ids: Any = None,
+    ranks: Ranks, embeddings: Any, labels: Any, gallery: Any = None, gallery_labels: Any = None, ids: Any = None,
     gallery_ids: Any = None,
-) -> Sets:
-    """The arguments of `xbm.retrieval.evaluate`, checked."""
+) -> Sets:  # fmt: skip
+    """Checks the arguments of `xbm.retrieval.evaluate`."""
     if (gallery is None) != (gallery_labels is None):
-        raise InputError("a gallery needs both its embeddings and its labels: give gallery and gallery_labels, or neither")
+        raise InputError("a gallery needs embeddings and labels: pass both gallery and gallery_labels, or neither")
     if gallery is None and gallery_ids is not None:
-        raise InputError("gallery_ids without a gallery: give ids alone to compare each row with the rows of other ids")
+        raise InputError("gallery_ids needs a gallery: to compare rows of different ids with each other, pass only ids")
     if gallery is not None and (ids is None) != (gallery_ids is None):
-        raise InputError("ids of queries and gallery go together: give ids and gallery_ids, or neither")
-    rows = read_embeddings("embeddings", embeddings)
-    query_labels, other_labels = read_keys("labels", labels, gallery_labels, rows.device)
-    query_ids, other_ids = read_keys("ids", ids, gallery_ids, rows.device)
-    same_length("labels", query_labels, "embeddings", rows)
-    same_length("ids", query_ids, "embeddings", rows)
-    queries = read_unit_rows("embeddings", rows)
-    assert query_labels is not None
+        raise InputError("pass both ids and gallery_ids, or neither")
+    queries = read_shard(ranks, "embeddings", embeddings)
+    searched = queries if gallery is None else read_shard(ranks, "gallery", gallery, queries)
     if gallery is None:
-        if query_ids is None:
-            query_ids = torch.arange(len(rows), device=rows.device)
-        copies = find_copies(queries[: len(rows)])
-        return Sets(queries, queries, copies, query_labels, query_labels, query_ids, query_ids)
-    searched = read_embeddings("gallery", gallery).to(rows.device)
-    same_length("gallery_labels", other_labels, "gallery", searched)
-    same_length("gallery_ids", other_ids, "gallery", searched)
-    same_dim(queries, searched)
-    assert other_labels is not None
-    unit = read_unit_rows("gallery", searched)
-    return Sets(queries, unit, find_copies(unit[: len(searched)]), query_labels, other_labels, query_ids, other_ids)
+        ids = torch.arange(queries.total) if ids is None else ids
+        gallery_labels, gallery_ids = labels, ids
+    query_labels, other_labels = read_keys(("labels", "gallery_labels"), labels, gallery_labels, queries, searched)
+    query_ids, other_ids = read_keys(("ids", "gallery_ids"), ids, gallery_ids, queries, searched)
+    assert query_labels is not None and other_labels is not None
+    return Sets(Comparison(queries, searched), query_labels, other_labels, query_ids, other_ids)
 
 
-def read_embeddings(name: str, values: Any) -> Tensor:
-    """(N, D) of some float type, N and D at least 1; not yet scaled."""
+def read_shard(ranks: Ranks, name: str, values: Any, other: Shard | None = None) -> Shard:
+    """Normalizes this rank's embeddings; with `other`, to its device and of its dimension. All ranks must call it.
+
+    A rank may have no rows if another has some. What only one rank can see is refused on all of them.
+    """
+    rows = read_embeddings(ranks, name, values)
+    rows = rows if other is None else rows.to(other.rows.device)
+    unit, finite = unit_rows(rows)
+    table = ranks.stack(torch.tensor([len(rows), rows.shape[1], finite]), "sizes").tolist()  # (R, 3)
+    sizes, dims, all_finite = zip(*table, strict=True)
+    if sum(sizes) == 0 or len(set(dims)) > 1:
+        shapes = list(zip(sizes, dims, strict=True))
+        raise InputError(f"{name} must have rows of one dimension on all ranks, got the shapes {shapes}")
+    if other is not None and dims[0] != other.rows.shape[1]:
+        raise InputError(f"queries are {other.rows.shape[1]}-d but the {name} is {dims[0]}-d: embed both with the same model")
+    if not all(all_finite):
+        raise InputError(f"{name} contains NaN or infinity: remove those rows, or find the step at which the model diverged")
+    missing = padded_count(max(sizes)) - len(unit)
+    if missing:
+        unit = torch.cat([unit, unit.new_zeros(missing, unit.shape[1])])
+    return Shard(unit, sum(sizes[: ranks.rank]), len(rows), sum(sizes), ranks)
+
+
+def read_embeddings(ranks: Ranks, name: str, values: Any) -> Tensor:
+    """Returns float rows (N, D), not normalized. N may be 0 only if there are several ranks."""
+    if not (isinstance(values, Sequence) or hasattr(values, "__array__")):
+        raise InputError(f"{name} must be a float array of shape (N, D), got {type(values).__name__}")
     try:
         rows = torch.as_tensor(values)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError(f"{name} cannot be read as an array of numbers ({error}): give a float array (N, D)") from None
-    if rows.ndim != 2 or 0 in rows.shape:
-        raise InputError(f"{name} has shape {tuple(rows.shape)}: give a float array (N, D) with N and D at least 1")
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{name} must be a float array of shape (N, D): {error}") from error
+    if rows.ndim != 2 or rows.shape[1] == 0 or (len(rows) == 0 and ranks.world == 1):
+        raise InputError(f"{name} must have shape (N, D) with N and D at least 1, got {tuple(rows.shape)}")
     if not rows.is_floating_point():
-        raise InputError(f"{name} holds {rows.dtype}: give floats, for example {name}.astype('float32')")
+        raise InputError(f"{name} must be floats, got {rows.dtype}: convert with {name}.astype('float32')")
     return rows.detach()
 
 
-def read_unit_rows(name: str, rows: Tensor) -> Tensor:
-    unit, finite = unit_rows(rows)
-    if not finite:
-        raise InputError(f"{name} holds NaN or infinity: leave those rows out, or look for the step where the model diverged")
-    return unit
+def read_keys(
+    names: tuple[str, str], keys: Any, gallery_keys: Any, queries: Shard, gallery: Shard
+) -> tuple[Tensor | None, Tensor | None]:
+    """Returns labels or ids of both sides as int64 under one numbering. Text is numbered in order of appearance."""
+    if keys is None and gallery_keys is None:
+        return None, None
+    device, numbers = queries.rows.device, dict[str | bytes, int]()
+    side, text = read_side(names[0], keys, queries.total, numbers)
+    if gallery_keys is keys:
+        return side.to(device), side.to(device)
+    other, other_text = read_side(names[1], gallery_keys, gallery.total, numbers)
+    if text != other_text:
+        raise InputError(f"{names[0]} and {names[1]} must both be integers or both be text")
+    return side.to(device), other.to(device)
 
 
-def read_keys(name: str, query: Any, gallery: Any, device: torch.device) -> tuple[Tensor | None, Tensor | None]:
-    """Labels or ids of both sides as int64 under one numbering; text is numbered in order of appearance."""
-    numbers: dict[str | bytes, int] = {}
-    keys, text = _read_side(name, query, numbers)
-    gallery_keys, gallery_text = _read_side(f"gallery_{name}", gallery, numbers)
-    if keys is not None and gallery_keys is not None and text != gallery_text:
-        raise InputError(f"{name} and gallery_{name} must both be integers or both be text")
-    return None if keys is None else keys.to(device), None if gallery_keys is None else gallery_keys.to(device)
-
-
-def _read_side(name: str, values: Any, numbers: dict[str | bytes, int]) -> tuple[Tensor | None, bool]:
-    """The keys as int64 and whether they were text."""
-    if values is None:
-        return None, False
-    try:
-        keys, text = torch.as_tensor(values), False
-    except (TypeError, ValueError, RuntimeError):
-        texts = values.tolist() if hasattr(values, "tolist") else list(values)
-        if not isinstance(texts, list) or not all(isinstance(entry, str | bytes) for entry in texts):
-            raise InputError(f"{name} must be integers or text, one a row") from None
-        keys, text = torch.tensor([numbers.setdefault(entry, len(numbers)) for entry in texts]), True
+def read_side(name: str, values: Any, total: int, numbers: dict[str | bytes, int]) -> tuple[Tensor, bool]:
+    """Returns one int64 key per row, and whether the keys were text; `numbers` maps text seen so far to keys."""
+    text = False
+    if isinstance(values, Tensor) or getattr(getattr(values, "dtype", None), "kind", "") in tuple("biufc"):
+        keys = torch.as_tensor(values)
+    else:
+        entries: list[Any] = [None]  # refused below
+        if isinstance(values, Iterable):
+            entries = values.tolist() if hasattr(values, "tolist") else list(values)
+        text = all(isinstance(entry, str | bytes) for entry in entries)
+        if not text and not all(hasattr(entry, "__index__") for entry in entries):
+            raise InputError(f"{name} must be integers or text, one per row")
+        keys = torch.tensor([numbers.setdefault(entry, len(numbers)) for entry in entries] if text else entries).long()
     if keys.is_floating_point() or keys.is_complex():
-        raise InputError(f"{name} holds {keys.dtype}: give integers or text, one a row")
+        raise InputError(f"{name} must be integers or text, got {keys.dtype}")
     if keys.ndim != 1:
-        raise InputError(f"{name} has shape {tuple(keys.shape)}: give one integer or text a row, shape (N,)")
-    return keys.to(torch.int64), text
-
-
-def same_length(name: str, keys: Tensor | None, rows_name: str, rows: Tensor) -> None:
-    if keys is not None and len(keys) != len(rows):
-        raise InputError(f"{len(keys)} {name} for {len(rows)} rows of {rows_name}: give one for each row")
-
-
-def same_dim(queries: Tensor, gallery: Tensor) -> None:
-    if queries.shape[1] != gallery.shape[1]:
-        raise InputError(
-            f"embeddings are {queries.shape[1]}-d and the gallery is {gallery.shape[1]}-d: embed both with one model"
-        )
+        raise InputError(f"{name} must have shape (N,), got {tuple(keys.shape)}")
+    if len(keys) != total:
+        raise InputError(f"{len(keys)} {name} for {total} rows: pass one per row")
+    return keys.long(), text
 
 
 def read_ks(ks: Sequence[int]) -> tuple[int, ...]:
-    """The K of Recall@K, each a whole number from 1."""
-    for k in ks:
-        if isinstance(k, bool) or not isinstance(k, Integral) or k < 1:
-            raise InputError(f"K of Recall@K is {k!r}: give whole numbers from 1, for example ks=(1, 10, 100)")
-    return tuple(int(k) for k in ks)
+    """Checks the K of Recall@K."""
+    return tuple(at_least_one("K of Recall@K", k) for k in ks)
+
+
+def at_least_one(name: str, value: Any) -> int:
+    """Returns a whole number of at least 1."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
+        raise InputError(f"{name} must be a whole number of at least 1, got {value!r}")
+    return int(value)

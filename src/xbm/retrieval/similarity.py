@@ -1,21 +1,130 @@
-"""What every product of embeddings shares: unit rows, full precision, blocks that fit into the work space."""
+"""Cosine similarities between blocks of queries and the gallery, in full float32 precision and bounded memory.
+
+With several processes each rank holds consecutive rows of the queries and of the gallery, in rank order, and no rank ever holds
+all embeddings. The rows of a block of queries are sent to every rank, and each rank multiplies them with its own shard of the
+gallery. A single process is the case of one shard.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-WORK_BYTES = 256 * 2**20  # work space, beside one float32 copy of the embeddings; never less than a block of 8 queries
+from xbm.distributed import Ranks
+
+WORK_BYTES = 256 * 2**20  # work space beside one float32 copy of the embeddings; never less than a block of 8 queries
 
 QUERY_MULTIPLE = 8  # counting packs the bytes of eight queries into one integer
-GALLERY_MULTIPLE = 64  # and walks the gallery in strips of so many rows
+GALLERY_MULTIPLE = 64  # and walks the gallery in strips of this many rows
+
+
+@dataclass(frozen=True, eq=False)
+class Shard:
+    """This rank's consecutive rows of a set of embeddings.
+
+    Attributes:
+        rows: (n + padding, D) float32 unit rows. The padding rows are zero; there is at least one. Same shape on every rank.
+        start: index of the first row in the whole set.
+        count: n, the rows on this rank.
+        total: the rows on all ranks.
+        ranks: the processes over which the set is distributed.
+    """
+
+    rows: Tensor
+    start: int
+    count: int
+    total: int
+    ranks: Ranks
+
+    def local(self, indices: Tensor) -> Tensor:
+        """Converts indices in the whole set to positions in `rows`; rows of other ranks become the last padding row."""
+        local = indices - self.start
+        return local.masked_fill((local < 0) | (local >= self.count), len(self.rows) - 1)
+
+    def fetch(self, indices: Tensor) -> Tensor:
+        """(b, D): the rows at these indices of the whole set, from the ranks that hold them."""
+        return self.ranks.sum(self.rows[self.local(indices)], "queries")
+
+
+class Comparison:
+    """Compares blocks of queries, from any rank, with this rank's shard of the gallery.
+
+    Gallery rows that are equal bit for bit always get the same similarity. A matrix product may sum the entries near its edge
+    in a different order than those in its middle, so two copies of an image could differ in the last bit and be ranked by
+    chance. The similarities of the first copy are therefore written over those of the others.
+
+    Attributes:
+        copies: number of gallery columns that are overwritten or exchanged because of copies, for the work space.
+    """
+
+    def __init__(self, queries: Shard, gallery: Shard) -> None:
+        self.queries, self.gallery = queries, gallery
+        again, first = _find_copies_on_all_ranks(gallery)
+        starts = gallery.ranks.stack(torch.tensor([gallery.start]), "sizes").flatten().to(again.device)
+        apart = torch.bucketize(again, starts, right=True) != torch.bucketize(first, starts, right=True)
+        here = gallery.local(again) < gallery.count
+        same_rank, other_rank = here & ~apart, here & apart
+        self._local_copies = gallery.local(again[same_rank]), gallery.local(first[same_rank])
+        self._originals = first[apart].unique()  # rows with copies on another rank, as indices in the whole gallery
+        self._remote_copies = gallery.local(again[other_rank]), torch.searchsorted(self._originals, first[other_rank])
+        self.copies = len(again) + len(self._originals)
+
+    def similarities(self, queries: Tensor, excluded: Tensor | None, out: Tensor | None = None) -> Tensor:
+        """Returns (b, n + padding) similarities of these queries; -inf for padding and for excluded rows.
+
+        Args:
+            queries: (b,) indices of queries.
+            excluded: (b, E) indices of gallery rows; indices past the end are ignored.
+            out: (n + padding, b) receives the product. With the gallery first it is faster on CPUs.
+        """
+        gallery, anchors = self.gallery, self.queries.fetch(queries)  # (b, D)
+        S = anchors @ gallery.rows.t() if out is None else torch.mm(gallery.rows, anchors.t(), out=out).t()
+        S[:, gallery.count :] = -torch.inf
+        again, first = self._local_copies
+        S[:, again] = S[:, first]
+        if len(self._originals):
+            values = gallery.ranks.maximum(S[:, gallery.local(self._originals)], "copies")  # (b, originals)
+            again, original = self._remote_copies
+            S[:, again] = values[:, original]
+        if excluded is not None:
+            S.scatter_(1, gallery.local(excluded), -torch.inf)
+        return S
+
+
+class SameKey:
+    """Finds the gallery rows that share each query's label or id, by one sort of the keys instead of a Q × G comparison.
+
+    Attributes:
+        count: (Q,) number of such rows.
+
+    Example:
+        >>> same = SameKey(torch.tensor([5, 7, 6]), torch.tensor([7, 5, 7]))
+        >>> same.rows(torch.arange(3), width=2).tolist()  # 3 is past the last row and pads the result
+        [[1, 3], [0, 2], [3, 3]]
+    """
+
+    def __init__(self, keys: Tensor, gallery_keys: Tensor) -> None:
+        ordered, self.order = gallery_keys.sort(stable=True)
+        self.start = torch.searchsorted(ordered, keys)  # (Q,)
+        self.count = torch.searchsorted(ordered, keys, right=True) - self.start
+        self.padding = len(gallery_keys)
+
+    def rows(self, queries: Tensor, width: int) -> Tensor:
+        """(b, width) gallery rows for the queries at these indices (b,), in order, padded with the number of rows."""
+        position = torch.arange(width, device=queries.device)
+        rows = self.order[(self.start[queries, None] + position).clamp_(max=self.padding - 1)]
+        return rows.masked_fill_(position >= self.count[queries, None], self.padding)
+
+
+# ---------------------------------------------------------------- rows
 
 
 def unit_rows(embeddings: Tensor) -> tuple[Tensor, bool]:
-    """Rows scaled to length 1 as float32, padded with zero rows, and whether all of them are finite.
+    """Normalizes rows in float32, pads them with zero rows, and reports whether all entries are finite.
 
-    The padding fills the last `GALLERY_MULTIPLE` and is never empty, so that there is a row which stands for nothing.
+    The padding completes the last `GALLERY_MULTIPLE` rows and is never empty, so there is always a row that matches nothing.
     A row of zeros has no direction and stays zero: its similarity to everything is 0.
 
     Args:
@@ -25,14 +134,13 @@ def unit_rows(embeddings: Tensor) -> tuple[Tensor, bool]:
         (N + padding, D) float32, and a flag.
     """
     count, dim = embeddings.shape
-    padded = (count // GALLERY_MULTIPLE + 1) * GALLERY_MULTIPLE
-    unit = torch.zeros(padded, dim, dtype=torch.float32, device=embeddings.device)
+    unit = torch.zeros(padded_count(count), dim, dtype=torch.float32, device=embeddings.device)
     finite = torch.ones((), dtype=torch.bool, device=embeddings.device)
     step = max(1, WORK_BYTES // (4 * 8 * dim))
     for start in range(0, count, step):
         rows = embeddings[start : start + step]
         rows = rows if rows.dtype == torch.float64 else rows.float()
-        # Squares of entries beyond 1e19 or below 1e-23 leave float32: divide by the largest first.
+        # Squares of entries beyond 1e19 or below 1e-23 leave float32's range, so divide by the largest first.
         largest = torch.linalg.vector_norm(rows, ord=float("inf"), dim=1, keepdim=True)
         finite &= torch.isfinite(largest).all()
         rows = rows / largest.masked_fill(largest == 0, 1)
@@ -41,20 +149,70 @@ def unit_rows(embeddings: Tensor) -> tuple[Tensor, bool]:
     return unit, bool(finite)
 
 
+def padded_count(count: int) -> int:
+    """The length of `count` rows with their padding."""
+    return (count // GALLERY_MULTIPLE + 1) * GALLERY_MULTIPLE
+
+
+def find_copies(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the indices of rows (N, D) that equal an earlier row, and for each the index of the first such row.
+
+    Example:
+        >>> again, first = find_copies(torch.tensor([[1.0, 2.0], [3.0, 4.0], [1.0, 2.0], [1.0, 2.0]]))
+        >>> again.tolist(), first.tolist()
+        ([2, 3], [0, 0])
+    """
+    count, dim = rows.shape
+    hashes, order = row_hashes(rows).sort(stable=True)
+    starts = torch.ones(count, dtype=torch.bool, device=rows.device)
+    starts[1:] = hashes[1:] != hashes[:-1]
+    first = order[torch.where(starts, torch.arange(count, device=rows.device), 0).cummax(0).values]
+    again, first = order[~starts], first[~starts]
+    # Different rows may share a hash.
+    pairs = zip(again.split(_cached_rows(dim)), first.split(_cached_rows(dim)), strict=True)
+    equal = torch.cat([(rows[a] == rows[b]).all(1) for a, b in pairs])
+    return again[equal], first[equal]
+
+
+def row_hashes(rows: Tensor, seed: int = 0) -> Tensor:
+    """(N,) int64 hashes of float32 rows (N, D)."""
+    dim = rows.shape[1]
+    weights = torch.randint(-(2**62), 2**62, (dim,), generator=torch.Generator().manual_seed(seed)).to(rows.device) * 2 + 1
+    return torch.cat([(part.view(torch.int32) * weights).sum(1) for part in rows.split(_cached_rows(dim))])
+
+
+def _cached_rows(dim: int) -> int:
+    return max(1, 2**18 // dim)  # rows that stay in a CPU's cache
+
+
+def _find_copies_on_all_ranks(shard: Shard) -> tuple[Tensor, Tensor]:
+    """`find_copies` for the whole set. Rows on different ranks are compared by 128 bits of hash."""
+    if shard.ranks.world == 1:
+        return find_copies(shard.rows[: shard.count])
+    hashes = torch.stack([row_hashes(shard.rows[: shard.count], seed) for seed in (0, 1)], dim=1)
+    group = torch.cat(shard.ranks.everyone(hashes, "copies")).unique(dim=0, return_inverse=True)[1]  # (N,)
+    index = torch.arange(shard.total, device=group.device)
+    first = torch.full_like(index, shard.total).scatter_reduce(0, group, index, "amin")[group]
+    again = (first < index).nonzero()[:, 0]
+    return again, first[again]
+
+
+# ---------------------------------------------------------------- blocks
+
+
 def padded(queries: Tensor) -> Tensor:
-    """Indices of a block of queries, the last one repeated up to a multiple of `QUERY_MULTIPLE`."""
-    missing = -len(queries) % QUERY_MULTIPLE
-    return torch.cat([queries, queries[-1:].expand(missing)])
+    """Repeats the last index of a block of queries up to a multiple of `QUERY_MULTIPLE`."""
+    return torch.cat([queries, queries[-1:].expand(-len(queries) % QUERY_MULTIPLE)])
 
 
 def block_size(bytes_per_query: int) -> int:
-    """How many queries fit into the work space together."""
+    """The number of queries that fit into the work space together."""
     return max(QUERY_MULTIPLE, WORK_BYTES // bytes_per_query // QUERY_MULTIPLE * QUERY_MULTIPLE)
 
 
 @contextmanager
 def full_precision(device: torch.device) -> Iterator[None]:
-    """Products of float32 are float32 inside, whatever TF32, bfloat16 or autocast setting the caller trains with."""
+    """Computes float32 products in float32, regardless of the caller's TF32, bfloat16 and autocast settings."""
     settings = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
     before = [setting.fp32_precision for setting in settings]
     for setting in settings:

@@ -6,6 +6,7 @@ import torch
 
 import tests.xbm.retrieval.retrieval_plain as plain
 from xbm.retrieval import nearest, similarity
+from xbm.retrieval.neighbours import LOW, key_similarities, sort_keys
 
 
 @pytest.mark.parametrize("work", [similarity.WORK_BYTES, 20_000])
@@ -36,5 +37,12 @@ def test_copies_of_a_row_stay_in_order_though_the_product_rounds_them_differentl
     product = torch.Tensor.__matmul__
     monkeypatch.setattr(torch.Tensor, "__matmul__", lambda a, b: product(a, b) + 1e-6 * torch.arange(b.shape[1]))
     gallery = torch.randn(2, 5)[torch.arange(40) % 2]
-    found = nearest(gallery[:1], gallery, 40)[1][0].tolist()
-    assert found == [*range(0, 40, 2), *range(1, 40, 2)]
+    assert nearest(gallery[:1], gallery, 40)[1][0].tolist() == [*range(0, 40, 2), *range(1, 40, 2)]
+
+
+def test_keys_are_ordered_by_similarity_and_then_by_row():
+    S = torch.tensor([[0.5, -torch.inf, -0.25, -0.0, 0.0, 0.5, -1.0, 1.0]])
+    keys = sort_keys(S, LOW - torch.arange(8))
+    assert keys.argsort(descending=True).tolist() == [[7, 0, 5, 3, 4, 2, 6, 1]]
+    assert torch.equal(key_similarities(keys), S)
+    assert (LOW - (keys & LOW)).tolist() == [list(range(8))]

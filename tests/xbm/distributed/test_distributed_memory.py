@@ -1,4 +1,4 @@
-"""A memory spread over the ranks: where rows lie, and its state under one number of ranks and another."""
+"""Memories of several ranks: replicated, and sharded with its state under different numbers of ranks."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from tests.worlds import on_ranks
 from xbm import CrossBatchMemory, InputError
-from xbm.distributed import ShardedMemory
+from xbm.distributed import ReplicatedMemory, ShardedMemory
 
 
 def batches(count: int, start: int = 0):
@@ -41,11 +41,11 @@ def moved(update: str, state: dict) -> dict:
 @pytest.mark.parametrize("update", ["queue", "moving_average"])
 def test_a_state_moves_between_numbers_of_ranks(update):
     expected = alone(update, 7).state_dict()
-    found = on_ranks(3, moved, update, alone(update, 5).state_dict())
+    results = on_ranks(3, moved, update, alone(update, 5).state_dict())
     for name, value in expected.items():
-        assert torch.equal(found[0]["state"][name], value), name
-    assert found[1]["state"] == {}
-    for rank, each in enumerate(found):
+        assert torch.equal(results[0]["state"][name], value), name
+    assert results[1]["state"] == {}
+    for rank, each in enumerate(results):
         assert each["len"] == int(expected["count"])
         if update != "queue":
             filled = expected["stamps"][rank::3] >= 0
@@ -71,7 +71,7 @@ def test_a_model_around_it_cannot_save_it():
         torch.nn.Sequential(torch.nn.Linear(2, 2), ShardedMemory(4, 2)).state_dict()
 
 
-def test_bad_rows_that_a_gpu_could_not_refuse_are_told():
+def test_bad_rows_that_a_gpu_could_not_refuse_are_reported():
     memory = ShardedMemory(4, 2)
     memory.check()
     memory.unsound += 2
@@ -85,3 +85,21 @@ def test_it_is_filled_and_cleared_like_any_memory():
     assert memory.is_full
     memory.clear()
     assert len(memory) == 0 and memory.embeddings.shape == (0, 3)
+
+
+def test_a_replicated_memory_of_one_process_is_a_plain_memory():
+    plain, ours = CrossBatchMemory(7, 3), ReplicatedMemory(7, 3)
+    for _ in range(4):
+        v, labels, ids = F.normalize(torch.randn(3, 3)), torch.arange(3), torch.randint(0, 9, (3,))
+        plain.enqueue(v, labels, ids)
+        ours.enqueue(v, labels, ids)
+    assert all(torch.equal(value, ours.state_dict()[name]) for name, value in plain.state_dict().items())
+    ours.load_state_dict(plain.state_dict())
+
+
+def test_a_replicated_step_without_gradients_leaves_the_rows_alone():
+    memory = ReplicatedMemory(3, 2, "backprop")
+    memory.enqueue(torch.eye(2), torch.tensor([0, 1]), torch.tensor([0, 2]))
+    before = memory.rows.detach().clone()
+    memory.step()
+    assert torch.equal(memory.rows, before)

@@ -1,27 +1,73 @@
-"""One memory spread over the ranks: global slot s lies on rank s mod R, as its local slot s // R."""
+"""Memories for several processes: a full copy on every rank, or one shard per rank.
+
+Global slot s of a sharded memory is local slot s // R on rank s mod R.
+"""
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from xbm.checks import sound_rows
-from xbm.distributed.gather import gather_named
-from xbm.distributed.ranks import Ranks, padded, the_ranks
+from xbm.distributed.ranks import Ranks, gather_checked, padded, the_ranks
 from xbm.errors import InputError
 from xbm.memory import CrossBatchMemory, fill_from
 
-ROWS = ("rows", "row_labels", "row_ids", "stamps")  # buffers with an entry a slot
-WHOLE = ("pointer", "count", "clock", "latest", "unsound")  # buffers of the memory as a whole, the same on every rank
-BLOCK = 1 << 16  # rows at once on the way to and from a checkpoint
+ROWS = ("rows", "row_labels", "row_ids", "stamps")  # buffers with one entry per slot
+WHOLE = ("pointer", "count", "clock", "latest", "unsound")  # buffers of the whole memory, identical on every rank
+BLOCK = 1 << 16  # rows that are sent together when a checkpoint is written
+
+
+class MemoryOptions(TypedDict, total=False):
+    """The other arguments of `CrossBatchMemory`."""
+
+    dtype: torch.dtype
+    momentum: float | None
+    alpha: float
+    device: torch.device | str | None
+
+
+class ReplicatedMemory(CrossBatchMemory):
+    """A memory to which every rank adds its batch, and of which every rank holds an identical copy.
+
+    Use it like `CrossBatchMemory`, with the same calls on all ranks, and pass it to `GlobalLoss`. Keep it outside
+    DistributedDataParallel, which would broadcast its buffers at every step. With update="backprop", `step` all-reduces the
+    gradient of the rows (M × D).
+
+    Example:
+        >>> memory = ReplicatedMemory(size=3, dim=2)
+        >>> memory.enqueue(torch.eye(2), torch.tensor([7, 8]), ids=torch.tensor([0, 1]))
+        >>> memory.labels.tolist()
+        [7, 8]
+    """
+
+    def __init__(
+        self, size: int, dim: int, update: str = "queue", *, ranks: Ranks | None = None, **options: Unpack[MemoryOptions]
+    ) -> None:
+        super().__init__(size, dim, update, **options)
+        self.ranks = the_ranks() if ranks is None else ranks
+
+    @torch.no_grad()
+    def enqueue(self, embeddings: Tensor, labels: Tensor, ids: Tensor | None = None, mask: Tensor | None = None) -> None:
+        """Writes the embeddings (m, D) of all ranks, in rank order. A rank may have none."""
+        batch = gather_checked(self.ranks, self.dim, embeddings, labels, ids, mask)
+        super().enqueue(batch.embeddings, batch.labels, batch.ids, batch.mask)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Call after `backward`: updates the rows with the sum of all ranks' gradients, identically on each."""
+        if self.update == "backprop":
+            gradient = torch.zeros_like(self.rows) if self.rows.grad is None else self.rows.grad
+            self.rows.grad = self.ranks.sum(gradient, "gradient of the rows")
+        super().step()
 
 
 class ShardedMemory(nn.Module):
-    """A memory of M rows of which each of R ranks holds M/R; called like `CrossBatchMemory`, on all ranks alike.
+    """A memory of M rows of which each of R ranks holds M/R. Use it like `CrossBatchMemory`, with the same calls on all ranks.
 
-    Losses meet it through `GlobalLoss`. The slots are those that a single process would use, so that its state can be saved
-    under one number of ranks and loaded under another; an instance of a keyed memory lives on rank id mod R.
+    Pass it to `GlobalLoss`. Rows take the same slots as in a single process, so the state can be saved under one number of
+    ranks and loaded under another. In a keyed memory an instance is stored on rank id mod R.
 
     Args:
         size: M, of all ranks together.
@@ -41,13 +87,15 @@ class ShardedMemory(nn.Module):
     latest: Tensor
     unsound: Tensor
 
-    def __init__(self, size: int, dim: int, update: str = "queue", *, ranks: Ranks | None = None, **same: Any) -> None:
+    def __init__(
+        self, size: int, dim: int, update: str = "queue", *, ranks: Ranks | None = None, **options: Unpack[MemoryOptions]
+    ) -> None:
         super().__init__()
         self.ranks = the_ranks() if ranks is None else ranks
         if size < self.ranks.world:
-            raise InputError(f"a memory of {size} rows cannot be spread over {self.ranks.world} processes: take more rows")
+            raise InputError(f"size must be at least the number of processes, {self.ranks.world}, got {size}")
         local = -(-(size - self.ranks.rank) // self.ranks.world)
-        self.shard = CrossBatchMemory(local, dim, update, **same)
+        self.shard = CrossBatchMemory(local, dim, update, **options)
         self.size, self.dim, self.update = size, dim, update
         for name in WHOLE:
             self.register_buffer(name, torch.zeros((), dtype=torch.int64, device=self.shard.rows.device))
@@ -56,18 +104,18 @@ class ShardedMemory(nn.Module):
 
     @torch.no_grad()
     def enqueue(self, embeddings: Tensor, labels: Tensor, ids: Tensor | None = None, mask: Tensor | None = None) -> None:
-        """Writes the ranks' embeddings, in the order of the ranks, each row where its slot lives."""
-        batch = gather_named(self.ranks, self.dim, embeddings, labels, ids, mask)
+        """Writes the embeddings (m, D) of all ranks, in rank order, each row on the rank of its slot."""
+        batch = gather_checked(self.ranks, self.dim, embeddings, labels, ids, mask)
         assert batch.ids is not None
         if len(batch.labels) == 0:
             return
         R, keyed = self.ranks.world, self.update != "queue"
         wanted = torch.ones_like(batch.labels, dtype=torch.bool) if batch.mask is None else batch.mask
-        keep = sound_rows(batch.embeddings, wanted, batch.ids, self.size if keyed else 0)  # refused on every rank, or on none
+        keep = sound_rows(batch.embeddings, wanted, batch.ids, self.size if keyed else 0)  # raises on every rank or on none
         kept = keep.sum()
         slots = batch.ids if keyed else (self.pointer + keep.cumsum(0) - 1) % self.size
         mine = keep & (slots % R == self.ranks.rank)
-        self.shard.clock.copy_(self.clock)  # a row's stamp is that of the whole memory
+        self.shard.clock.copy_(self.clock)  # rows are stamped with the clock of the whole memory
         self.shard.enqueue(batch.embeddings, batch.labels, batch.ids // R if keyed else batch.ids, mine)
         self.unsound += (wanted & ~keep).sum()
         self.clock += keep.any()
@@ -80,7 +128,7 @@ class ShardedMemory(nn.Module):
             self.count.copy_((self.count + kept).clamp(max=self.size))
 
     def step(self) -> None:
-        """After `backward`, for update="backprop": each rank moves its own rows, whose gradient is complete."""
+        """Call after `backward` with update="backprop": each rank updates its own rows, whose gradient is complete."""
         self.shard.step()
 
     @torch.no_grad()
@@ -90,14 +138,14 @@ class ShardedMemory(nn.Module):
             self.get_buffer(name).zero_()
 
     def fill(self, model: nn.Module, loader: Iterable) -> None:
-        """As `CrossBatchMemory.fill`; every rank's loader yields its part of the same batches."""
+        """As `CrossBatchMemory.fill`; the loader of each rank yields its part of the same batches."""
         fill_from(self, model, loader)
 
     # ---------------------------------------------------------------- reading
 
     @property
     def rows(self) -> Tensor:
-        """(M/R, D): this rank's."""
+        """(M/R, D): the rows of this rank."""
         return self.shard.rows
 
     def __len__(self) -> int:
@@ -112,7 +160,7 @@ class ShardedMemory(nn.Module):
 
     @property
     def embeddings(self) -> Tensor:
-        """This rank's filled rows, as are those below."""
+        """The filled rows of this rank, as are the labels, ids and ages below."""
         return self.shard.embeddings
 
     @property
@@ -128,12 +176,12 @@ class ShardedMemory(nn.Module):
         return self.shard.ages
 
     def check(self) -> None:
-        """Raises if rows had to be left out where the device could not be stopped to say so."""
+        """Raises InputError if bad rows were skipped on a device where `enqueue` could not raise."""
         self.shard.unsound.copy_(self.unsound)
         self.shard.check()
 
     def own_slots(self, ids: Tensor) -> Tensor:
-        """(m,): the local slot of the newest row with each id, -1 where it lies on another rank or there is none."""
+        """(m,): the local slot of the newest row with each id, -1 if it is on another rank or does not exist."""
         R, rank = self.ranks.world, self.ranks.rank
         if self.update != "queue":
             return torch.where(ids % R == rank, self.shard.latest_copies(ids // R), -1)
@@ -151,15 +199,15 @@ class ShardedMemory(nn.Module):
 
     @torch.no_grad()
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """On rank 0 the state that a `CrossBatchMemory` of all rows would have, in main memory; {} elsewhere.
+        """Returns on rank 0 the state that a `CrossBatchMemory` of all rows would have, on the CPU, and {} elsewhere.
 
         All ranks must call it, without arguments.
 
         Raises:
-            InputError: a module that contains the memory was asked, which has no place for a state that one rank alone has.
+            InputError: it was called by the state_dict of a module that contains the memory.
         """
         if args or kwargs:
-            raise InputError("a sharded memory is saved by itself: call its own state_dict(), and keep it outside the model")
+            raise InputError("keep a sharded memory outside the model and call its own state_dict()")
         R, state = self.ranks.world, {name: self.get_buffer(name).clone() for name in WHOLE}
         longest = -(-self.size // R)
         for name in ROWS:
@@ -177,10 +225,10 @@ class ShardedMemory(nn.Module):
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """From the state of all rows, whatever the number of ranks it was saved under; each rank takes its own."""
+        """Loads the state of all rows, saved under any number of ranks; each rank keeps its own rows."""
         state = state_dict
         if state["rows"].shape != (self.size, self.dim):
-            raise InputError(f"the state holds {tuple(state['rows'].shape)} rows, this memory {(self.size, self.dim)}")
+            raise InputError(f"the state has rows of shape {tuple(state['rows'].shape)}, this memory {(self.size, self.dim)}")
         R, rank = self.ranks.world, self.ranks.rank
         for name in WHOLE:
             self.get_buffer(name).copy_(state[name])

@@ -3,7 +3,7 @@ import random
 import pytest
 import torch
 
-from xbm.retrieval.copies import find_copies
+from xbm.retrieval.similarity import find_copies
 
 
 @pytest.mark.parametrize(("count", "dim"), [(1, 3), (2, 1), (50, 1), (80, 2), (90, 5), (60, 6), (500, 700)])

@@ -1,4 +1,4 @@
-"""The loss of the global batch, on every rank: its value, and the gradient of the rank's own anchors."""
+"""The loss of the global batch on every rank: its value, and the gradient of the rank's own anchors."""
 
 from dataclasses import fields
 from typing import Any
@@ -8,10 +8,8 @@ from torch import Tensor, nn
 
 from xbm import engine as engines
 from xbm.checks import check_embeddings, check_integers, sound_rows
-from xbm.distributed.gather import Gathered, gather, named, sizes_of
-from xbm.distributed.ranks import Ranks, padded, the_ranks
-from xbm.distributed.replicated import ReplicatedMemory
-from xbm.distributed.sharded import ShardedMemory
+from xbm.distributed.distributed_memory import ReplicatedMemory, ShardedMemory
+from xbm.distributed.ranks import Gathered, Ranks, batch_sizes, gather, padded, require_ids, the_ranks
 from xbm.engine.streaming import compare_shard
 from xbm.engine.terms import scaled
 from xbm.errors import InputError, unknown
@@ -20,29 +18,30 @@ from xbm.memory import CrossBatchMemory
 
 
 class GlobalLoss(nn.Module):
-    """Makes a loss one of the global batch: call it on every rank with the rank's own anchors, labels and ids.
+    """Computes a pair loss over the global batch. Call it on every rank with the rank's own anchors, labels and ids.
 
-    The value is the loss that a single process would find for all anchors together, the same on every rank. The anchors'
-    gradient is R times that process's: DistributedDataParallel takes the mean over the ranks where a sum is due, and so the
-    parameters' gradients are equal to the single process's. Gradients of a memory's rows are not scaled, since nobody takes
-    their mean. Statistics are those of the rank's own anchors.
+    The value, identical on every rank, is the loss that a single process would compute for all anchors together. The gradient
+    of the anchors is R times that of a single process: DistributedDataParallel averages over the ranks where a sum is needed,
+    so the gradients of the parameters equal those of a single process. Gradients of a memory's rows are not averaged, and
+    therefore not scaled. Statistics are those of the rank's own anchors.
 
     Args:
-        loss: any of the package's pair losses.
+        loss: any pair loss of the package.
+        ranks: the processes; by default all of the default process group.
 
     Example:
         >>> from xbm import ContrastiveLoss
         >>> loss_fn, memory = GlobalLoss(ContrastiveLoss()), ReplicatedMemory(size=10, dim=4)
         >>> v, labels, ids = torch.eye(3, 4, requires_grad=True), torch.tensor([0, 0, 1]), torch.arange(3)
         >>> memory.enqueue(v.detach(), labels, ids)
-        >>> loss_fn(v, labels, memory, ids=ids).item()  # two anchors, each with a positive at S = 0
+        >>> loss_fn(v, labels, memory, ids=ids).item()  # two of three anchors have a positive, at S = 0
         0.6666666865348816
     """
 
     def __init__(self, loss: PairLoss, ranks: Ranks | None = None) -> None:
         super().__init__()
         if not isinstance(loss, PairLoss):
-            raise InputError(f"GlobalLoss needs a pair loss of xbm, not {type(loss).__name__}: other losses see one rank each")
+            raise InputError(f"loss must be a pair loss of xbm, got {type(loss).__name__}")
         self.loss = loss
         self.ranks = the_ranks() if ranks is None else ranks
 
@@ -62,31 +61,29 @@ class GlobalLoss(nn.Module):
         if memory is None:
             value, stats = self._in_batch(anchors, labels, ids, exclude)
         elif isinstance(memory, ShardedMemory):
-            value, stats = self._sharded(anchors, labels, memory, named(ids), exclude, return_stats)
+            value, stats = self._sharded(anchors, labels, memory, require_ids(ids), exclude, return_stats)
         elif isinstance(memory, ReplicatedMemory):
-            value, stats = self._replicated(anchors, labels, memory, named(ids), exclude)
+            value, stats = self._replicated(anchors, labels, memory, require_ids(ids), exclude)
         else:
-            raise InputError(
-                "with several processes a memory must be told of the others: use ReplicatedMemory or ShardedMemory"
-            )
+            raise InputError(f"memory must be a ReplicatedMemory or ShardedMemory, got {type(memory).__name__}")
         return (value, stats) if return_stats else value
 
     def _in_batch(self, anchors: Tensor, labels: Tensor, ids: Tensor | None, exclude: str | None) -> tuple[Tensor, PairStats]:
-        """The whole m × m on every rank: as a row an anchor is met by those of all ranks, and nothing need be sent back."""
+        """Computes all m × m pairs on every rank, so that no gradient needs to be sent back to the rank of a row."""
         batch = gather(self.ranks, anchors, labels, ids)
         rows = list(batch.embeddings.split(batch.sizes))
-        rows[self.ranks.rank] = _Times.apply(anchors, self.ranks.world)
+        rows[self.ranks.rank] = _ScaledGradient.apply(anchors, self.ranks.world)
         value, stats = self.loss(torch.cat(rows), batch.labels, ids=batch.ids, exclude=exclude, return_stats=True)
         return value, _own(stats, batch.mine)
 
     def _replicated(
         self, anchors: Tensor, labels: Tensor, memory: ReplicatedMemory, ids: Tensor, exclude: str | None
     ) -> tuple[Tensor, PairStats]:
-        total = sum(sizes_of(self.ranks, anchors, labels, ids))
-        kept = _Times.apply(anchors, self.ranks.world)
-        value, stats = self.loss(kept, labels, memory, ids=ids, exclude=exclude, return_stats=True)
+        total = sum(batch_sizes(self.ranks, anchors, labels, ids))
+        scaled_anchors = _ScaledGradient.apply(anchors, self.ranks.world)
+        value, stats = self.loss(scaled_anchors, labels, memory, ids=ids, exclude=exclude, return_stats=True)
         value = value * (len(anchors) / max(1, total))
-        return _Told.apply(value, self.ranks.sum(value.detach(), "value")), stats
+        return _ReplacedValue.apply(value, self.ranks.sum(value.detach(), "value")), stats
 
     def _sharded(
         self, anchors: Tensor, labels: Tensor, memory: ShardedMemory, ids: Tensor, exclude: str | None, stats: bool
@@ -97,18 +94,17 @@ class GlobalLoss(nn.Module):
         batch = gather(self.ranks, anchors, labels, ids)
         pairing = pair_shard(memory, batch, exclude)
         with torch.autocast(anchors.device.type, enabled=False):
-            value, *parts = _Meet.apply(anchors, memory.rows, self.loss, batch, pairing, self.ranks, stats)
-        found = PairStats(parts[0], parts[1], parts[2], parts[3], parts[4], pairing.unsound())
-        return value, _own(found, batch.mine)
+            value, *parts = _ShardedLoss.apply(anchors, memory.rows, self.loss, batch, pairing, self.ranks, stats)
+        return value, _own(PairStats(*[*parts, pairing.unsound()]), batch.mine)
 
 
 def pair_shard(memory: ShardedMemory, batch: Gathered, exclude: str) -> engines.Pairing:
-    """All anchors, and the rows of one shard."""
+    """Pairs the anchors of all ranks with the rows of this rank's shard."""
     assert batch.ids is not None
     shard: CrossBatchMemory = memory.shard
     everyone = torch.ones_like(batch.labels, dtype=torch.bool)
     sound = sound_rows(batch.embeddings, everyone, batch.ids, 0) if len(everyone) else everyone
-    by_id = exclude == "instance" and memory.update == "queue"  # a keyed memory has one row an id: its slot says it all
+    by_id = exclude == "instance" and memory.update == "queue"  # a keyed memory has one row per id, found by its slot
     return engines.Pairing(
         rows=shard.rows, row_labels=shard.row_labels, stamps=shard.stamps, labels=batch.labels, sound=sound,
         ids=batch.ids if by_id else None, row_ids=shard.row_ids if by_id else None,
@@ -117,7 +113,7 @@ def pair_shard(memory: ShardedMemory, batch: Gathered, exclude: str) -> engines.
 
 
 class _Exchange:
-    """The engine's view of the ranks."""
+    """The ranks as the engine sees them."""
 
     def __init__(self, ranks: Ranks) -> None:
         self.ranks, self.rank = ranks, ranks.rank
@@ -132,8 +128,8 @@ class _Exchange:
         return self.ranks.everyone(x, "positives")
 
 
-class _Meet(torch.autograd.Function):
-    """All anchors against this rank's shard; what the others found is added on the way."""
+class _ShardedLoss(torch.autograd.Function):
+    """Compares the anchors of all ranks with this rank's shard, and exchanges what a loss needs from the other shards."""
 
     @staticmethod
     def forward(
@@ -142,26 +138,26 @@ class _Meet(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:  # fmt: skip
         everyone, m = batch.embeddings, max(1, len(batch.labels))
         assert pairing.sound is not None
-        if everyone.device.type != "cpu":  # there an unsound anchor could not be refused; it must not spread NaN
+        if everyone.device.type != "cpu":  # where unsound anchors are not refused; NaN must not reach the others
             everyone = torch.where(pairing.sound[:, None], everyone, 0)
-        found = compare_shard(loss, everyone, pairing, ctx.needs_input_grad[1], stats, _Exchange(ranks))
+        result = compare_shard(loss, everyone, pairing, ctx.needs_input_grad[1], stats, _Exchange(ranks))
         longest = max(batch.sizes)
-        parts = [padded(part, longest) for part in found.gradient.split(batch.sizes)]
+        parts = [padded(part, longest) for part in result.gradient.split(batch.sizes)]
         gradient = ranks.scattered_sum(torch.stack(parts), "gradient of the anchors")[: len(anchors)]
-        of_rows = None if found.row_gradient is None else (found.row_gradient / m).to(rows.dtype)
-        ctx.save_for_backward((gradient * (ranks.world / m)).to(anchors.dtype), of_rows)
-        statistics = tuple(x.clone() for x in found.statistics)
+        row_gradient = None if result.row_gradient is None else (result.row_gradient / m).to(rows.dtype)
+        ctx.save_for_backward((gradient * (ranks.world / m)).to(anchors.dtype), row_gradient)
+        statistics = tuple(x.clone() for x in result.statistics)
         ctx.mark_non_differentiable(*statistics)
-        return found.loss.sum() / m, *statistics
+        return result.loss.sum() / m, *statistics
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-        gradient, of_rows = ctx.saved_tensors
-        return scaled(gradient, upstream), None if of_rows is None else scaled(of_rows, upstream), *[None] * 5
+        gradient, row_gradient = ctx.saved_tensors
+        return scaled(gradient, upstream), None if row_gradient is None else scaled(row_gradient, upstream), *[None] * 5
 
 
-class _Times(torch.autograd.Function):
-    """The same tensor, with its gradient taken `factor` times."""
+class _ScaledGradient(torch.autograd.Function):
+    """Returns the same tensor and multiplies its gradient by `factor`."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, factor: int) -> Tensor:
@@ -173,12 +169,12 @@ class _Times(torch.autograd.Function):
         return upstream * ctx.factor, None
 
 
-class _Told(torch.autograd.Function):
-    """Says one value and has the gradient of another: the global loss, of which this rank differentiates its own part."""
+class _ReplacedValue(torch.autograd.Function):
+    """Returns the value of the global loss with the gradient of this rank's part of it."""
 
     @staticmethod
-    def forward(ctx: Any, mine: Tensor, said: Tensor) -> Tensor:
-        return said.clone()
+    def forward(ctx: Any, mine: Tensor, value: Tensor) -> Tensor:
+        return value.clone()
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:
@@ -186,5 +182,5 @@ class _Told(torch.autograd.Function):
 
 
 def _own(stats: PairStats, mine: slice) -> PairStats:
-    """The statistics of some anchors; the number of unsound ones stays that of all."""
+    """The statistics of this rank's anchors; the number of unsound anchors is that of all ranks."""
     return PairStats(**{f.name: stats[f.name] if f.name == "unsound" else stats[f.name][mine] for f in fields(stats)})

@@ -11,7 +11,7 @@ from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 
 import tests.xbm.retrieval.retrieval_plain as plain
 from xbm.errors import InputError
-from xbm.retrieval import cumulative, evaluate, ranks, similarity
+from xbm.retrieval import cumulative, evaluate, exact_ranks, similarity
 
 
 def tied_rows(count, dim, rng):
@@ -49,9 +49,9 @@ def quietly(*args, **kwargs):
         return evaluate(*args, **kwargs)
 
 
-@pytest.fixture(params=[ranks.SORT_ABOVE, 3, 0], ids=["counting", "both", "sorting"])
+@pytest.fixture(params=[exact_ranks.SORT_ABOVE, 3, 0], ids=["counting", "both", "sorting"])
 def way(request, monkeypatch):
-    monkeypatch.setattr(ranks, "SORT_ABOVE", request.param)
+    monkeypatch.setattr(exact_ranks, "SORT_ABOVE", request.param)
 
 
 @pytest.fixture(params=[similarity.WORK_BYTES, 20_000], ids=["one block", "many blocks"])
@@ -223,11 +223,11 @@ def test_a_caller_that_trains_in_low_precision_gets_the_same_scores_and_keeps_it
     torch.set_float32_matmul_precision("medium")
     try:
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            found = evaluate(x.clone().requires_grad_(), labels)
+            scores = evaluate(x.clone().requires_grad_(), labels)
         assert torch.get_float32_matmul_precision() == "medium"
     finally:
         torch.set_float32_matmul_precision(before)
-    agree(found, expected)
+    agree(scores, expected)
 
 
 PEAKS = """

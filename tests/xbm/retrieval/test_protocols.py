@@ -45,9 +45,9 @@ def test_one_per_class_is_the_mean_over_galleries_drawn_by_hand():
 def test_one_per_class_takes_text_labels_and_refuses_what_leaves_no_query():
     x = torch.eye(3)
     assert evaluate_one_per_class(x, ["a", "b", "a"], repeats=1)["recall@1_std"] == 0
-    with pytest.raises(InputError, match="every class has one image only"):
+    with pytest.raises(InputError, match="every class has only one image"):
         evaluate_one_per_class(x, [0, 1, 2])
-    with pytest.raises(InputError, match="at least once"):
+    with pytest.raises(InputError, match="repeats must be"):
         evaluate_one_per_class(x, [0, 1, 0], repeats=0)
 
 
@@ -71,11 +71,11 @@ def test_score_searches_the_gallery_and_counts_both_sides():
     protocol = Protocol("mini", images([0, 1, 2]), (1,), gallery=images([2, 1, 0, 0]))
     q, g = torch.randn(3, 4), torch.randn(4, 4)
     assert score(protocol, q, g) == evaluate(q, [0, 1, 2], g, [2, 1, 0, 0], ks=(1,))
-    with pytest.raises(InputError, match="mini has a gallery of 4: give its embeddings too"):
+    with pytest.raises(InputError, match="mini has a gallery of 4 images"):
         score(protocol, q)
-    with pytest.raises(InputError, match="mini has 4 gallery images and 3 embeddings were given"):
+    with pytest.raises(InputError, match="mini has 4 gallery images, got 3"):
         score(protocol, q, g[:3])
-    with pytest.raises(InputError, match="mini has 3 query images and 4 embeddings were given"):
+    with pytest.raises(InputError, match="mini has 3 query images, got 4"):
         score(protocol, g, g)
     with pytest.raises(InputError, match="mini has no gallery"):
         score(Protocol("mini", images([0, 0]), (1,)), q[:2], g)

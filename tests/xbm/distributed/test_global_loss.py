@@ -92,5 +92,5 @@ def test_what_does_not_fit_several_processes_is_refused(kind):
         loss_fn(v, labels, memory)
     with pytest.raises(InputError, match="ReplicatedMemory or ShardedMemory"):
         loss_fn(v, labels, CrossBatchMemory(4, 2), ids=labels)
-    with pytest.raises(InputError, match="pair loss"):
+    with pytest.raises(InputError, match="pair loss of xbm"):
         GlobalLoss(torch.nn.MSELoss())

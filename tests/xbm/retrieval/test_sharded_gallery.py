@@ -1,4 +1,4 @@
-"""A gallery spread over the ranks gives the scores and neighbours of one process: ties, copies, empty ranks, bad input."""
+"""A gallery sharded over the ranks gives the scores and neighbours of one process: ties, copies, empty ranks, bad input."""
 
 import warnings
 from typing import Any, NamedTuple
@@ -10,8 +10,8 @@ from torch import Tensor
 from tests.worlds import on_ranks
 from xbm.distributed import Ranks
 from xbm.errors import InputError
-from xbm.retrieval import cumulative, evaluate, evaluate_one_per_class, nearest, ranks, score, similarity
-from xbm.retrieval.spread import read_part, read_spread
+from xbm.retrieval import cumulative, evaluate, evaluate_one_per_class, exact_ranks, nearest, score, similarity
+from xbm.retrieval.inputs import read_sets, read_shard
 from xbm_app.data.images import Protocol
 
 
@@ -21,7 +21,7 @@ class Case(NamedTuple):
     gallery: tuple[int, ...] | None = None
     ids: int = 0  # how many different ones; 0: none are given
     classes: int = 7
-    sort_above: int = ranks.SORT_ABOVE
+    sort_above: int = exact_ranks.SORT_ABOVE
     work: int = similarity.WORK_BYTES
 
 
@@ -39,10 +39,10 @@ CASES = [
 ]
 
 
-def made(case: Case) -> dict[str, Any]:
+def arguments(case: Case) -> dict[str, Any]:
     """The arguments of `evaluate`, of all rows."""
     draw = torch.Generator().manual_seed(sum(case.sizes) + case.classes)
-    found: dict[str, Any] = {}
+    arrays: dict[str, Any] = {}
     for name, sizes in (("embeddings", case.sizes), ("gallery", case.gallery)):
         if sizes is None:
             continue
@@ -58,10 +58,10 @@ def made(case: Case) -> dict[str, Any]:
         labels = torch.randint(0, case.classes, (n,), generator=draw)
         labels[:4] = 0
         prefix = "" if name == "embeddings" else "gallery_"
-        found |= {name: rows, f"{prefix}labels": labels}
+        arrays |= {name: rows, f"{prefix}labels": labels}
         if case.ids:
-            found[f"{prefix}ids"] = torch.randint(0, case.ids, (n,), generator=draw)
-    return found
+            arrays[f"{prefix}ids"] = torch.randint(0, case.ids, (n,), generator=draw)
+    return arrays
 
 
 def own(rows: Tensor, sizes: tuple[int, ...], rank: int) -> Tensor:
@@ -69,25 +69,25 @@ def own(rows: Tensor, sizes: tuple[int, ...], rank: int) -> Tensor:
 
 
 def results(case: Case, world: Ranks | None) -> dict[str, Any]:
-    ranks.SORT_ABOVE, similarity.WORK_BYTES = case.sort_above, case.work
-    whole = made(case)
-    given = dict(whole)
+    exact_ranks.SORT_ABOVE, similarity.WORK_BYTES = case.sort_above, case.work
+    whole = arguments(case)
+    local = dict(whole)
     if world is not None:
-        given["embeddings"] = own(whole["embeddings"], case.sizes, world.rank)
+        local["embeddings"] = own(whole["embeddings"], case.sizes, world.rank)
         if case.gallery is not None:
-            given["gallery"] = own(whole["gallery"], case.gallery, world.rank)
+            local["gallery"] = own(whole["gallery"], case.gallery, world.rank)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found: dict[str, Any] = {
-            "scores": evaluate(**given, ks=(1, 2, 5, 64), ranks=world),
-            "curve": cumulative(**given, up_to=70, ranks=world),
-            "one per class": evaluate_one_per_class(given["embeddings"], whole["labels"], repeats=2, ranks=world),
+        outcome: dict[str, Any] = {
+            "scores": evaluate(**local, ks=(1, 2, 5, 64), ranks=world),
+            "curve": cumulative(**local, up_to=70, ranks=world),
+            "one per class": evaluate_one_per_class(local["embeddings"], whole["labels"], repeats=2, ranks=world),
         }
     ids = whole.get("ids", torch.arange(len(whole["labels"])) if case.gallery is None else None)
-    searched = given.get("gallery", given["embeddings"])
-    found["nearest"] = nearest(given["embeddings"], searched, 70, ids, whole.get("gallery_ids", ids), world)
-    ranks.SORT_ABOVE, similarity.WORK_BYTES = Case._field_defaults["sort_above"], Case._field_defaults["work"]
-    return found
+    searched = local.get("gallery", local["embeddings"])
+    outcome["nearest"] = nearest(local["embeddings"], searched, 70, ids, whole.get("gallery_ids", ids), world)
+    exact_ranks.SORT_ABOVE, similarity.WORK_BYTES = Case._field_defaults["sort_above"], Case._field_defaults["work"]
+    return outcome
 
 
 def on_a_rank(cases: list[Case]) -> list[dict[str, Any]]:
@@ -105,36 +105,36 @@ def sent(world: Ranks) -> int:
 
 def refused(world: Ranks) -> dict[str, Any]:
     """What is wrong on one rank is an error on all of them."""
-    bad, sentences = torch.eye(3) * (torch.nan if world.rank == 1 else 1), []
+    bad, messages = torch.eye(3) * (torch.nan if world.rank == 1 else 1), []
     for call in (
-        lambda: read_part(world, "embeddings", bad),
-        lambda: read_part(world, "embeddings", torch.eye(3)[:, : 2 + (world.rank == 2)]),
-        lambda: read_part(world, "embeddings", torch.zeros(0, 3)),
-        lambda: read_spread(world, torch.eye(3), torch.zeros(3, dtype=torch.int64)),
-        lambda: read_spread(world, torch.eye(3), torch.zeros(9, dtype=torch.int64), torch.eye(2), torch.zeros(6)),
+        lambda: read_shard(world, "embeddings", bad),
+        lambda: read_shard(world, "embeddings", torch.eye(3)[:, : 2 + (world.rank == 2)]),
+        lambda: read_shard(world, "embeddings", torch.zeros(0, 3)),
+        lambda: read_sets(world, torch.eye(3), torch.zeros(3, dtype=torch.int64)),
+        lambda: read_sets(world, torch.eye(3), torch.zeros(9, dtype=torch.int64), torch.eye(2), torch.zeros(6)),
         lambda: score(Protocol("test", range(8), (1,)), torch.eye(3), ranks=world),
     ):
         with pytest.raises(InputError) as error:
             call()
-        sentences.append(str(error.value))
-    return {"refused": sentences}
+        messages.append(str(error.value))
+    return {"refused": messages}
 
 
 def test_scores_and_neighbours_are_those_of_one_process():
     everyone = on_ranks(3, on_a_rank, CASES)
     assert len({tuple(each[-1]["refused"]) for each in everyone}) == 1
-    said = everyone[0][-1]["refused"]
+    messages = everyone[0][-1]["refused"]
     assert [each[-1]["sent"] for each in everyone] == [48 * (8 * 5 + 24 * 2 + 8) * 2 // 3] * 3, "as docs/scale.md has it"
-    for sentence, words in zip(
-        said, ("NaN", "one dimension", "some rows", "3 labels or ids for 9", "one model", "8 query"), strict=True
+    for message, words in zip(
+        messages, ("NaN", "one dimension", "(0, 3)", "3 labels for 9 rows", "same model", "8 query"), strict=True
     ):
-        assert words in sentence
+        assert words in message
     for number, case in enumerate(CASES):
         alone = results(case, None)
         for rank in range(3):
-            found = everyone[rank][number]
-            assert found["scores"] == alone["scores"], case
-            assert torch.equal(found["curve"], alone["curve"]), case
-            assert found["one per class"] == pytest.approx(alone["one per class"], nan_ok=True, abs=0, rel=0), case
-            assert torch.equal(found["nearest"][1], alone["nearest"][1]), case
-            torch.testing.assert_close(found["nearest"][0], alone["nearest"][0], rtol=0, atol=3e-7)
+            ours = everyone[rank][number]
+            assert ours["scores"] == alone["scores"], case
+            assert torch.equal(ours["curve"], alone["curve"]), case
+            assert ours["one per class"] == pytest.approx(alone["one per class"], nan_ok=True, abs=0, rel=0), case
+            assert torch.equal(ours["nearest"][1], alone["nearest"][1]), case
+            torch.testing.assert_close(ours["nearest"][0], alone["nearest"][0], rtol=0, atol=3e-7)
