@@ -144,7 +144,7 @@ class CrossBatchMemory(nn.Module):
         return True
 
     def _append(self, embeddings: Tensor, labels: Tensor, ids: Tensor, keep: Tensor) -> None:
-        """Writes the kept rows to the next slots, in order. The others get the slots after those and write back what is there."""
+        """Writes the kept rows to the next slots. The others get the slots after those and write back what is there."""
         kept = keep.sum()
         place = torch.where(keep, keep.cumsum(0) - 1, kept + (~keep).cumsum(0) - 1)
         slots = (self.pointer + place) % self.size
@@ -153,7 +153,7 @@ class CrossBatchMemory(nn.Module):
         self.count.copy_((self.count + kept).clamp(max=self.size))
 
     def _assign(self, embeddings: Tensor, labels: Tensor, ids: Tensor, keep: Tensor) -> None:
-        """Writes each row to the slot of its id. Rows with the same id all write the last kept value, so order does not matter."""
+        """Writes each row to the slot of its id. Rows with the same id all write the last kept value, in any order."""
         position = torch.arange(len(ids), device=ids.device)
         winner = torch.where((ids[:, None] == ids) & keep, position, -1).amax(1)  # (m,)
         winner = torch.where(winner >= 0, winner, winner.amax())  # a masked row repeats the write of another one

@@ -6,14 +6,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from xbm import engine as engines
 from xbm.checks import check_embeddings, check_integers, sound_rows
 from xbm.distributed.distributed_memory import ReplicatedMemory, ShardedMemory
 from xbm.distributed.ranks import Gathered, Ranks, batch_sizes, gather, padded, require_ids, the_ranks
-from xbm.engine.streaming import compare_shard
-from xbm.engine.terms import scaled
+from xbm.engine import streaming
+from xbm.engine.pairing import EXCLUDES, Pairing
+from xbm.engine.terms import Result
 from xbm.errors import InputError, unknown
-from xbm.losses.pair import EXCLUDES, PairLoss, PairStats
+from xbm.losses.pair import OnePass, PairLoss, PairStats
 from xbm.memory import CrossBatchMemory
 
 
@@ -58,6 +58,7 @@ class GlobalLoss(nn.Module):
         check_embeddings(anchors, "anchors", memory.dim if memory is not None else None)
         labels = check_integers(labels, "labels", anchors)
         ids = None if ids is None else check_integers(ids, "ids", anchors)
+        stats: PairStats | None
         if memory is None:
             value, stats = self._in_batch(anchors, labels, ids, exclude)
         elif isinstance(memory, ShardedMemory):
@@ -66,7 +67,10 @@ class GlobalLoss(nn.Module):
             value, stats = self._replicated(anchors, labels, memory, require_ids(ids), exclude)
         else:
             raise InputError(f"memory must be a ReplicatedMemory or ShardedMemory, got {type(memory).__name__}")
-        return (value, stats) if return_stats else value
+        if not return_stats:
+            return value
+        assert stats is not None
+        return value, stats
 
     def _in_batch(self, anchors: Tensor, labels: Tensor, ids: Tensor | None, exclude: str | None) -> tuple[Tensor, PairStats]:
         """Computes all m × m pairs on every rank, so that no gradient needs to be sent back to the rank of a row."""
@@ -87,36 +91,52 @@ class GlobalLoss(nn.Module):
 
     def _sharded(
         self, anchors: Tensor, labels: Tensor, memory: ShardedMemory, ids: Tensor, exclude: str | None, stats: bool
-    ) -> tuple[Tensor, PairStats]:
+    ) -> tuple[Tensor, PairStats | None]:
         exclude = exclude or self.loss.exclude or "instance"
         if exclude not in EXCLUDES:
             raise unknown("exclude", exclude, EXCLUDES)
         batch = gather(self.ranks, anchors, labels, ids)
         pairing = pair_shard(memory, batch, exclude)
-        with torch.autocast(anchors.device.type, enabled=False):
-            value, *parts = _ShardedLoss.apply(anchors, memory.rows, self.loss, batch, pairing, self.ranks, stats)
-        return value, _own(PairStats(*[*parts, pairing.unsound()]), batch.mine)
+        assert pairing.sound is not None
+        engine, grad = _ShardEngine(self.ranks, batch), torch.is_grad_enabled()
+        wanted = (grad and anchors.requires_grad, grad and memory.rows.requires_grad)
+        value, *parts = OnePass.apply(anchors, memory.rows, pairing, self.loss, engine, wanted, stats)
+        if not stats:
+            return value, None
+        return value, _own(PairStats(*[*parts, (~pairing.sound).sum()]), batch.mine)
 
 
-def pair_shard(memory: ShardedMemory, batch: Gathered, exclude: str) -> engines.Pairing:
+def pair_shard(memory: ShardedMemory, batch: Gathered, exclude: str) -> Pairing:
     """Pairs the anchors of all ranks with the rows of this rank's shard."""
     assert batch.ids is not None
     shard: CrossBatchMemory = memory.shard
     everyone = torch.ones_like(batch.labels, dtype=torch.bool)
     sound = sound_rows(batch.embeddings, everyone, batch.ids, 0) if len(everyone) else everyone
     by_id = exclude == "instance" and memory.update == "queue"  # a keyed memory has one row per id, found by its slot
-    return engines.Pairing(
+    return Pairing(
         rows=shard.rows, row_labels=shard.row_labels, stamps=shard.stamps, labels=batch.labels, sound=sound,
         ids=batch.ids if by_id else None, row_ids=shard.row_ids if by_id else None,
         own=None if by_id else memory.own_slots(batch.ids),
     )  # fmt: skip
 
 
-class _Exchange:
-    """The ranks as the engine sees them."""
+class _ShardEngine:
+    """The streaming engine on one shard: anchors of all ranks, and what a loss needs from the other shards is exchanged."""
 
-    def __init__(self, ranks: Ranks) -> None:
-        self.ranks, self.rank = ranks, ranks.rank
+    def __init__(self, ranks: Ranks, batch: Gathered) -> None:
+        self.ranks, self.rank, self.batch = ranks, ranks.rank, batch
+
+    def compare(
+        self, loss: PairLoss, anchors: Tensor, pairing: Pairing, gradient: bool, row_gradient: bool, stats: bool
+    ) -> Result:
+        """The loss of the global batch, and its gradients in this rank's anchors (R times) and rows."""
+        batch = self.batch
+        result = streaming.compare(loss, batch.embeddings, pairing, gradient, row_gradient, stats, shards=self)
+        parts = [padded(part, max(batch.sizes)) for part in result.gradient.split(batch.sizes)]
+        of_anchors = self.ranks.scattered_sum(torch.stack(parts), "gradient of the anchors")[: len(anchors)]
+        return result._replace(gradient=of_anchors * self.ranks.world, statistics=tuple(x.clone() for x in result.statistics))
+
+    # what the engine asks of the other shards
 
     def maximum(self, x: Tensor) -> Tensor:
         return self.ranks.maximum(x, "extremes")
@@ -126,34 +146,6 @@ class _Exchange:
 
     def everyone(self, x: Tensor) -> list[Tensor]:
         return self.ranks.everyone(x, "positives")
-
-
-class _ShardedLoss(torch.autograd.Function):
-    """Compares the anchors of all ranks with this rank's shard, and exchanges what a loss needs from the other shards."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, anchors: Tensor, rows: Tensor, loss: PairLoss, batch: Gathered, pairing: engines.Pairing, ranks: Ranks,
-        stats: bool,
-    ) -> tuple[Tensor, ...]:  # fmt: skip
-        everyone, m = batch.embeddings, max(1, len(batch.labels))
-        assert pairing.sound is not None
-        if everyone.device.type != "cpu":  # where unsound anchors are not refused; NaN must not reach the others
-            everyone = torch.where(pairing.sound[:, None], everyone, 0)
-        result = compare_shard(loss, everyone, pairing, ctx.needs_input_grad[1], stats, _Exchange(ranks))
-        longest = max(batch.sizes)
-        parts = [padded(part, longest) for part in result.gradient.split(batch.sizes)]
-        gradient = ranks.scattered_sum(torch.stack(parts), "gradient of the anchors")[: len(anchors)]
-        row_gradient = None if result.row_gradient is None else (result.row_gradient / m).to(rows.dtype)
-        ctx.save_for_backward((gradient * (ranks.world / m)).to(anchors.dtype), row_gradient)
-        statistics = tuple(x.clone() for x in result.statistics)
-        ctx.mark_non_differentiable(*statistics)
-        return result.loss.sum() / m, *statistics
-
-    @staticmethod
-    def backward(ctx: Any, upstream: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-        gradient, row_gradient = ctx.saved_tensors
-        return scaled(gradient, upstream), None if row_gradient is None else scaled(row_gradient, upstream), *[None] * 5
 
 
 class _ScaledGradient(torch.autograd.Function):

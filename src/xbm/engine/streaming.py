@@ -110,10 +110,10 @@ def _compare(loss: Loss, anchors: Tensor, pairing: Pairing, row_gradient: bool, 
             positives.leave_negatives(S, start)
             terms = loss.negative(S, p.side, lambda x: x)
             repulsion = pair_weights(terms, loss.floor(p.side) < S, n.side.lse, c.negative_sum, c.negative_lse)
-            of_rows[cut] = (repulsion - attraction) @ anchors / m
+            of_rows[cut] = (repulsion - attraction) @ anchors / max(1, m)
     counts = (p.side.count, n.side.count) if c.active is None else (p.side.count * c.active, n.side.count * c.active)
     statistics = (*counts, n.side.highest, p.side.highest, p.side.lowest)
-    return Result(c.loss.sum() / m, gradient / m, of_rows, statistics, None)
+    return Result(c.loss.sum() / max(1, m), gradient / max(1, m), of_rows, statistics, None)
 
 
 class Sums:

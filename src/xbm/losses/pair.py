@@ -121,7 +121,7 @@ class PairLoss(nn.Module):
                 value, _, _, *statistics = one_pass_node(self, anchors, pairing, engine is not streaming, *wanted, return_stats)
                 parts = (value, *statistics)
             else:
-                parts = _OnePass.apply(anchors, rows, pairing, self, engine, wanted, return_stats)
+                parts = OnePass.apply(anchors, rows, pairing, self, engine, wanted, return_stats)
         if not return_stats:
             return parts[0]
         loss, positives, negatives, hardest, easiest_positive, hardest_positive, *unsound = parts
@@ -231,7 +231,7 @@ def _plain(name: str, value: Any, kind: type) -> float | bool:
     return float(value)
 
 
-class _OnePass(torch.autograd.Function):
+class OnePass(torch.autograd.Function):
     """A one-pass engine as an autograd node: the gradients are computed with the value. In a batch, rows is None."""
 
     @staticmethod
@@ -241,7 +241,7 @@ class _OnePass(torch.autograd.Function):
         rows: Tensor | None,
         pairing: Pairing,
         loss: PairLoss,
-        engine: ModuleType,
+        engine: Any,
         wanted: tuple[bool, bool],
         stats: bool,
     ) -> tuple[Tensor, ...]:

@@ -75,7 +75,7 @@ def test_bad_rows_that_a_gpu_could_not_refuse_are_reported():
     memory = ShardedMemory(4, 2)
     memory.check()
     memory.unsound += 2
-    with pytest.raises(InputError, match="2 rows were left out"):
+    with pytest.raises(InputError, match="2 rows were not written"):
         memory.check()
 
 
