@@ -16,8 +16,8 @@ from torch import Tensor
 from xbm.errors import InputError
 from xbm.kernels import has_kernels
 from xbm_app.data.images import ImageSet
-from xbm_app.data.ordered import default_workers, in_order
-from xbm_app.data.store import Store, resized
+from xbm_app.data.parallel import default_workers, in_order
+from xbm_app.data.store import Store
 from xbm_app.data.transforms import (
     Augmentation,
     Windows,
@@ -28,6 +28,7 @@ from xbm_app.data.transforms import (
     cut_resident,
     longest_window,
     normalisation,
+    resized,
 )
 from xbm_app.progress import track
 

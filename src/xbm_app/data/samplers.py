@@ -17,13 +17,14 @@ if TYPE_CHECKING:
 Words = TypeVar("Words", np.ndarray, "Tensor")  # int64, at least one dimension: NumPy warns when a scalar wraps around
 
 
-def _signed(word: int) -> int:
+def signed(word: int) -> int:
+    """Returns a 64-bit word as a signed number."""
     return (word + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
-_GAMMA = _signed(0x9E3779B97F4A7C15)
-_FIRST = _signed(0xBF58476D1CE4E5B9)
-_SECOND = _signed(0x94D049BB133111EB)
+GAMMA = signed(0x9E3779B97F4A7C15)
+_FIRST = signed(0xBF58476D1CE4E5B9)
+_SECOND = signed(0x94D049BB133111EB)
 
 
 def scramble(words: Words) -> Words:
@@ -34,7 +35,7 @@ def scramble(words: Words) -> Words:
         [-2152535657050944081, -7995527694508729151]
     """
     # A shift of a signed word drags its sign along; the mask makes it the unsigned shift.
-    words = words + _GAMMA
+    words = words + GAMMA
     words = (words ^ ((words >> 30) & ((1 << 34) - 1))) * _FIRST
     words = (words ^ ((words >> 27) & ((1 << 37) - 1))) * _SECOND
     return words ^ ((words >> 31) & ((1 << 33) - 1))
@@ -45,7 +46,7 @@ def stream(seed: int, step: Union[int, "Tensor"], ids: Words) -> Words:
 
     Where `ids` is a tensor, `step` may be one too, on the same device: nothing waits for the host.
     """
-    base = int(scramble(np.array([_signed(seed)]))[0])
+    base = int(scramble(np.array([signed(seed)]))[0])
     return scramble(scramble(ids ^ base) ^ step)
 
 
