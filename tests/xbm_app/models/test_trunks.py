@@ -163,7 +163,7 @@ def test_no_network_says_where_timms_file_is(monkeypatch: pytest.MonkeyPatch) ->
     ("name", "remedy"),
     [
         ("bn_inception", "download http://data.lip6.fr/cadene/pretrainedmodels/bn_inception-52deb4733.pth"),
-        ("resnet50_v1", "take trunk resnet50"),
+        ("resnet50_v1", "use trunk resnet50"),
         ("small", "--set model.weights=none"),
     ],
 )
