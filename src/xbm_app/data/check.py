@@ -74,13 +74,8 @@ def check_dataset(dataset: Dataset, quiet: bool = False) -> list[Problem]:
     problems += _duplicates(sets, files, quiet)
     dropped = {(problem.part, problem.index) for problem in problems}
     problems += _singles(dataset.train, dropped)
-    seen: set[tuple[str, int]] = set()
-    for protocol in dataset.protocols:
-        for problem in _unmatched(protocol.query, protocol.gallery):
-            if (problem.part, problem.index) not in seen:
-                seen.add((problem.part, problem.index))
-                problems.append(problem)
-    return problems
+    unmatched = (problem for each in dataset.protocols for problem in _unmatched(each.query, each.gallery))
+    return problems + list(dict.fromkeys(unmatched))  # protocols may share a set
 
 
 def report(problems: Sequence[Problem], limit: int = 20) -> str:
@@ -110,24 +105,14 @@ def skip_problems(dataset: Dataset, problems: Iterable[Problem]) -> Dataset:
     for problem in problems:
         if problem.kind in BROKEN or problem.part == dataset.train.name:
             drop[problem.part].add(problem.index)
-    done: dict[str, ImageSet] = {}
-
-    def kept(images: ImageSet) -> ImageSet:
-        if images.name not in done:
-            done[images.name] = _without(images, drop[images.name])
-        return done[images.name]
-
-    train = kept(dataset.train)
+    kept = {images.name: _without(images, drop[images.name]) for images in parts(dataset).values()}
+    train = kept[dataset.train.name]
     return Dataset(
         dataset.name,
         train.select(np.arange(len(train))) if drop[train.name] else train,
         tuple(
-            replace(
-                protocol,
-                query=kept(protocol.query),
-                gallery=None if protocol.gallery is None else kept(protocol.gallery),
-            )
-            for protocol in dataset.protocols
+            replace(each, query=kept[each.query.name], gallery=None if each.gallery is None else kept[each.gallery.name])
+            for each in dataset.protocols
         ),
     )
 

@@ -14,9 +14,7 @@ from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
-import torch
 from PIL import Image
-from torch import Tensor
 
 from xbm.errors import InputError, unknown
 from xbm_app.data.images import Dataset, ImageSet, Protocol, missing_image
@@ -169,13 +167,6 @@ class Store:
         shard, start = self._where[index].tolist()
         height, width = int(self.heights[index]), int(self.widths[index])
         return self._shards[shard][start : start + height * width * 3].reshape(height, width, 3)
-
-    def pixels(self, indices: np.ndarray) -> Tensor:
-        """Returns images of the same shape, as all images of a "square" store are.  # (B, H, W, 3) uint8"""
-        views = [self.view(index) for index in np.asarray(indices).tolist()]
-        if len({view.shape for view in views}) > 1:
-            raise InputError(f"images of {self.path} differ in shape: read them one by one with view(index)")
-        return torch.from_numpy(np.stack(views))
 
     def select(self, indices: np.ndarray) -> "Store":
         """Returns the images at `indices` with their classes renumbered, as `ImageSet.select` does."""

@@ -49,8 +49,12 @@ def _shape(images: ImageSet, index: int) -> tuple[int, int]:
 def to_write(images: ImageSet, out: Path, resize: int = 256, mode: str = "square") -> int:
     """Estimates the bytes that `prepare` would write to `out` now, without the shards that are finished."""
     manifest = describe(images, resize, mode)
-    done = sum(len(manifest.shards[number]) for number in _kept(Path(out), manifest))
-    return estimate(images, resize, mode) * (len(images) - done) // max(1, len(images))
+    return _bytes_left(images, manifest, _kept(Path(out), manifest))
+
+
+def _bytes_left(images: ImageSet, manifest: Manifest, kept: set[int]) -> int:
+    done = sum(len(manifest.shards[number]) for number in kept)
+    return estimate(images, manifest.resize, manifest.mode) * (len(images) - done) // max(1, len(images))
 
 
 def require_room(out: Path, needed: int) -> None:
@@ -83,21 +87,20 @@ def prepare(
     out = Path(out)
     manifest = describe(images, resize, mode)
     kept = _kept(out, manifest)
-    todo = [number for number in range(len(manifest.shards)) if number not in kept]
-    missing = sum(len(manifest.shards[number]) for number in todo)
-    require_room(out, estimate(images, resize, mode) * missing // max(1, len(images)))
+    require_room(out, _bytes_left(images, manifest, kept))
+    todo = {number: shard for number, shard in enumerate(manifest.shards) if number not in kept}
     out.mkdir(parents=True, exist_ok=True)
     kept_files = {shard_file(out, number) for number in kept}
     for stale in {*out.glob("*.part"), *out.glob("shard-*.bin")} - kept_files:
         stale.unlink()
     try:
         _write(out / "manifest.json", [json.dumps(asdict(manifest)).encode()])
-        calls = (partial(resized, images, resize, mode, index) for number in todo for index in manifest.shards[number])
+        calls = [partial(resized, images, resize, mode, index) for shard in todo.values() for index in shard]
         workers = default_workers() if workers is None else workers
         with closing(in_order(calls, workers, ahead=4 * workers)) as results:
-            pixels = track(results, f"preparing {images.name}", total=missing, quiet=quiet)
-            for number in todo:
-                _write_shard(shard_file(out, number), [next(pixels) for _ in manifest.shards[number]])
+            pixels = track(results, f"preparing {images.name}", total=len(calls), quiet=quiet)
+            for number, shard in todo.items():
+                _write_shard(shard_file(out, number), [next(pixels) for _ in shard])
             next(pixels, None)  # lets the bar finish
     except OSError as error:
         if error.errno != errno.ENOSPC:

@@ -91,7 +91,7 @@ def build_model(
     Args:
         trunk: "googlenet", "resnet50", "resnet50_v1" (stride on the 1×1 convolution), "bn_inception",
             "efficientnet_lite0", "small" (for images of about 32 × 32), or "timm/NAME" for any model of timm.
-        pooling: "average" (as in the paper), or "max" (as in its released code).
+        pooling: "average" (the paper), or "max" (its released code).
         weights: "imagenet", "none", or the path of a .safetensors or .pth file.
         channels: of the images: 3, or any number for the small trunk.
 

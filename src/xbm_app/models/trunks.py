@@ -99,7 +99,7 @@ def _small(channels: int = 1) -> Trunk:
 def _googlenet() -> Trunk:
     from torchvision.models import GoogLeNet, GoogLeNet_Weights
 
-    # The weights expect pixels from -1 to 1. torchvision's transform_input converts to that; here the normalization does.
+    # The weights expect pixels from -1 to 1; torchvision's transform_input gets there from ImageNet's mean, we directly.
     net = _up_to_last_map(GoogLeNet(aux_logits=False, init_weights=False))
     imagenet = _torchvision("googlenet", GoogLeNet_Weights.IMAGENET1K_V1)
     return Trunk(net, 1024, HALF, HALF, imagenet, ("fc.", "aux1.", "aux2."))

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from xbm.errors import InputError
@@ -69,16 +68,6 @@ def test_a_store_serves_the_pixels_it_was_made_from(images, tmp_path, mode, work
     assert (store.resize, store.mode) == (SIDE, mode)
     if mode == "shorter":
         assert (store.heights[5], store.widths[5]) == (SIDE, SIDE * 70 // 61)  # lies as a 70 × 61 file, stands upright here
-
-
-def test_pixels_come_as_one_tensor_where_shapes_agree(images, tmp_path):
-    square = open_store(prepare(images, tmp_path / "square", SIDE, quiet=True), images)
-    found = square.pixels(np.array([6, 0, 6]))
-    assert found.shape == (3, SIDE, SIDE, 3) and found.dtype == torch.uint8
-    assert np.array_equal(found[0].numpy(), pixels_of(images, "square")[6])
-    shorter = open_store(prepare(images, tmp_path / "shorter", SIDE, "shorter", quiet=True), images)
-    with pytest.raises(InputError, match="differ in shape"):
-        shorter.pixels(np.array([0, 2]))
 
 
 def test_boxes_are_cut_before_resizing(images, tmp_path):
