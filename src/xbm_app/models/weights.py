@@ -26,7 +26,9 @@ def read_weights(path: str | Path) -> State:
         else:
             state = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
-        raise InputError(f"{path} contains more than tensors, which may run code: save only its state_dict()") from None
+        raise DamagedFileError(
+            path, f"{path} is damaged or contains more than tensors, which may run code: save only its state_dict()"
+        ) from None
     except (MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # the readers fail in many ways on a damaged file

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.io import savemat
 
-from xbm.errors import InputError
+from xbm.errors import DamagedFileError, InputError
 from xbm_app.data.benchmarks import read_benchmark
 from xbm_app.data.benchmarks.cars import missing
 
@@ -112,7 +112,7 @@ def test_classes_that_collide_are_refused(miniature, draw, folder, sentence):
 def test_a_mat_file_that_is_none_is_refused(miniature):
     root = miniature("cars_annos")
     (root / "cars_annos.mat").write_bytes(b"MATLAB 5.0 MAT-file, cut")
-    with pytest.raises(InputError, match=r"cars_annos.mat is no readable .mat file"):
+    with pytest.raises(DamagedFileError, match=r"cars_annos.mat is no readable .mat file"):
         read_benchmark("cars", root)
 
 
