@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import xbm_app.data.store as store_module
 from xbm.errors import InputError
 from xbm_app.data import store_writer
 from xbm_app.data.images import ImageSet
@@ -43,7 +44,7 @@ def images(tmp_path):
 
 @pytest.fixture(autouse=True)
 def three_images_a_shard(monkeypatch):
-    monkeypatch.setattr("xbm_app.data.store.SHARD_BYTES", 3 * 3 * SIDE**2 + 5)
+    monkeypatch.setattr(store_module, "SHARD_BYTES", 3 * 3 * SIDE**2 + 5)
 
 
 def pixels_of(images, mode):
@@ -164,7 +165,7 @@ store_writer.prepare(images, Path(sys.argv[2]), 20, workers=1, quiet=True)
         time.sleep(0.02)
     run.send_signal(signal.SIGKILL)
     run.wait()
-    monkeypatch.setattr("xbm_app.data.store.SHARD_BYTES", 2 * 3 * SIDE**2)
+    monkeypatch.setattr(store_module, "SHARD_BYTES", 2 * 3 * SIDE**2)
     assert 0 < len(list(out.glob("shard-*.bin"))) < 4
     prepare(images, out, SIDE, quiet=True)
     store = open_store(out, images)
