@@ -1,1 +1,1 @@
-"""Images, labels, batches: everything between the disk and the model."""
+"""Images, labels and batches: everything between the disk and the model."""

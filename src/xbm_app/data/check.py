@@ -1,11 +1,11 @@
-"""Finds what is wrong with a data set before hours are spent training on it, and takes out what can be taken out."""
+"""Checks a data set before hours are spent training on it, and removes the images that have problems."""
 
 import hashlib
 import os
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,18 +13,19 @@ import numpy as np
 from PIL import Image
 
 from xbm.errors import InputError
-from xbm_app.data.images import Dataset, ImageSet
+from xbm_app.data.images import UNREADABLE, Dataset, ImageSet, parts
+from xbm_app.data.parallel import in_order
 from xbm_app.progress import track
 
-MIN_SIDE = 16  # pixels: below this a crop of 224 is all interpolation
+MIN_SIDE = 16  # pixels; a crop of 224 from a smaller image is all interpolation
 
 KINDS = {
     "missing": "not there",
     "unreadable": "not readable as an image",
     "tiny": f"with a side under {MIN_SIDE} pixels",
     "duplicate": "of training with the same bytes as a test image",
-    "single": "without another of the same training class, so without a positive pair",
-    "unmatched": "in testing without another image of its class to find",
+    "single": "of training alone in its class, so without a positive pair",
+    "unmatched": "of testing without another image of its class to find",
 }
 BROKEN = ("missing", "unreadable")
 
@@ -34,13 +35,13 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing wrong with one image.
+    """One problem of one image.
 
     Attributes:
         kind: a key of KINDS.
-        part: the name of the set it is in.
+        part: the name of its set.
         index: its position in that set.
-        text: the image and, where there is more to say, the reason.
+        text: the name of the image and, if known, the reason.
     """
 
     kind: str
@@ -51,7 +52,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class _File:
-    """What opening a file told: its size in bytes and pixels, or why it could not be opened."""
+    """The size of a file in bytes and pixels, or why it could not be opened."""
 
     bytes: int = 0
     width: int = 0
@@ -60,21 +61,11 @@ class _File:
     error: str = ""
 
 
-def parts(dataset: Dataset) -> dict[str, ImageSet]:
-    """The sets of a data set by their short names: train, then test, or query and gallery."""
-    found = {"train": dataset.train}
-    for protocol in dataset.protocols:
-        for images in (protocol.query, protocol.gallery):
-            if images is not None:
-                found[images.name.removeprefix(f"{dataset.name} ")] = images
-    return found
-
-
 def check_dataset(dataset: Dataset, quiet: bool = False) -> list[Problem]:
-    """Opens every image and lists what is wrong: see KINDS. Nothing is changed; `skip_problems` does that.
+    """Opens every image and returns the problems; see KINDS. `skip_problems` removes them.
 
-    Files that are only named by a list and shared by several sets are opened once. Byte-for-byte duplicates are looked
-    for between training and testing, among files of equal size.
+    Files that several sets share are opened once. Exact duplicates are searched between training and testing, among files
+    of equal size.
     """
     sets = parts(dataset)
     paths = sorted({path for images in sets.values() for path in _paths(images)})
@@ -83,17 +74,12 @@ def check_dataset(dataset: Dataset, quiet: bool = False) -> list[Problem]:
     problems += _duplicates(sets, files, quiet)
     dropped = {(problem.part, problem.index) for problem in problems}
     problems += _singles(dataset.train, dropped)
-    seen: set[tuple[str, int]] = set()
-    for protocol in dataset.protocols:
-        for problem in _unmatched(protocol.query, protocol.gallery):
-            if (problem.part, problem.index) not in seen:
-                seen.add((problem.part, problem.index))
-                problems.append(problem)
-    return problems
+    unmatched = (problem for each in dataset.protocols for problem in _unmatched(each.query, each.gallery))
+    return problems + list(dict.fromkeys(unmatched))  # protocols may share a set
 
 
 def report(problems: Sequence[Problem], limit: int = 20) -> str:
-    """The problems as text: a headline for each kind, the first `limit` images, then how many more there are."""
+    """Formats the problems: a headline per kind, the first `limit` images, and the number of further ones."""
     lines = []
     for kind, meaning in KINDS.items():
         texts = list(dict.fromkeys(problem.text for problem in problems if problem.kind == kind))
@@ -104,57 +90,41 @@ def report(problems: Sequence[Problem], limit: int = 20) -> str:
 
 
 def listed(texts: Sequence[str], limit: int = 20) -> list[str]:
-    """The first `limit` texts, indented, then how many more there are."""
+    """Returns the first `limit` texts, indented, and a line with the number of further ones."""
     more = [f"  ... and {len(texts) - limit:,} more"] if len(texts) > limit else []
     return [f"  {text}" for text in texts[:limit]] + more
 
 
 def skip_problems(dataset: Dataset, problems: Iterable[Problem]) -> Dataset:
-    """The data set without what is wrong with it.
+    """Returns the data set without the images that have problems.
 
-    Broken images leave every set. Tiny images, duplicates of test images and classes of one image leave training only:
-    testing keeps whatever can be opened, so that its numbers stay comparable.
+    Broken images are removed from every set. Tiny images, duplicates of test images and classes of one image are removed from
+    training only: testing keeps every image that can be opened, so that scores stay comparable.
     """
     drop: dict[str, set[int]] = defaultdict(set)
     for problem in problems:
         if problem.kind in BROKEN or problem.part == dataset.train.name:
             drop[problem.part].add(problem.index)
-    done: dict[str, ImageSet] = {}
-
-    def kept(images: ImageSet) -> ImageSet:
-        if images.name not in done:
-            done[images.name] = _without(images, drop[images.name])
-        return done[images.name]
-
-    train = kept(dataset.train)
+    kept = {images.name: _without(images, drop[images.name]) for images in parts(dataset).values()}
+    train = kept[dataset.train.name]
     return Dataset(
         dataset.name,
         train.select(np.arange(len(train))) if drop[train.name] else train,
         tuple(
-            replace(
-                protocol,
-                query=kept(protocol.query),
-                gallery=None if protocol.gallery is None else kept(protocol.gallery),
-            )
-            for protocol in dataset.protocols
+            replace(each, query=kept[each.query.name], gallery=None if each.gallery is None else kept[each.gallery.name])
+            for each in dataset.protocols
         ),
     )
 
 
 def _without(images: ImageSet, drop: set[int]) -> ImageSet:
-    """The set less some images, its class numbers untouched: query and gallery share them."""
+    """Returns the set without some images. Class numbers stay, since query and gallery share them."""
     if not drop:
         return images
     keep = np.array([index for index in range(len(images)) if index not in drop], dtype=np.int64)
     if not len(keep):
-        raise InputError(f"{images.name}: no image is left once the broken ones are skipped; mend the data")
-    return replace(
-        images,
-        labels=images.labels[keep],
-        paths=None if images.paths is None else [images.paths[i] for i in keep],
-        boxes=None if images.boxes is None else images.boxes[keep],
-        pixels=None if images.pixels is None else images.pixels[keep],
-    )
+        raise InputError(f"{images.name}: no image is left after removing the broken ones; repair the data")
+    return images.take(keep)
 
 
 def _paths(images: ImageSet) -> list[Path]:
@@ -167,14 +137,14 @@ def _open(path: Path) -> _File:
     try:
         with Image.open(path) as file:
             width, height = file.size
-            if file.getexif().get(0x0112) in (5, 6, 7, 8):  # orientations that lay the picture on its side
+            if file.getexif().get(0x0112) in (5, 6, 7, 8):  # orientations that swap width and height
                 width, height = height, width
-            file.draft("RGB", (64, 64))  # a JPEG is decoded small, yet to its last byte
+            file.draft("RGB", (64, 64))  # decodes a JPEG at a small size, but to its last byte
             file.load()
         return _File(path.stat().st_size, width, height)
     except (FileNotFoundError, NotADirectoryError):
         return _File(kind="missing")
-    except Exception as error:  # a damaged file can raise nearly anything
+    except UNREADABLE as error:
         return _File(kind="unreadable", error=str(error).replace(str(path), "it"))
 
 
@@ -220,7 +190,7 @@ def _digest(path: Path) -> bytes:
 
 
 def _singles(train: ImageSet, dropped: set[tuple[str, int]]) -> list[Problem]:
-    """Training images that are alone in their class once the other problems are out of the way."""
+    """Finds training images that are alone in their class after the other problems are removed."""
     kept = [index for index in range(len(train)) if (train.name, index) not in dropped]
     sizes = np.bincount(train.labels[kept], minlength=train.num_classes)
     return [
@@ -233,7 +203,7 @@ def _singles(train: ImageSet, dropped: set[tuple[str, int]]) -> list[Problem]:
 def _unmatched(query: ImageSet, gallery: ImageSet | None) -> list[Problem]:
     searched = query if gallery is None else gallery
     sizes = np.bincount(searched.labels, minlength=max(query.num_classes, searched.num_classes))
-    enough = 2 if gallery is None else 1  # without a gallery an image meets its own class, itself left out
+    enough = 2 if gallery is None else 1  # without a gallery, the image itself is one of its class
     return [
         Problem("unmatched", query.name, int(index), query.describe(int(index)))
         for index in np.flatnonzero(sizes[query.labels] < enough)
@@ -241,6 +211,6 @@ def _unmatched(query: ImageSet, gallery: ImageSet | None) -> list[Problem]:
 
 
 def _parallel(work: Callable[[T], R], items: Sequence[T], description: str, quiet: bool) -> list[R]:
-    """Threads, since decoding and hashing let go of the interpreter."""
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return list(track(pool.map(work, items), description, total=len(items), quiet=quiet))
+    workers = os.cpu_count() or 1
+    results = in_order((partial(work, item) for item in items), workers, ahead=4 * workers)
+    return list(track(results, description, total=len(items), quiet=quiet))

@@ -1,12 +1,12 @@
-"""Three ways from a set of images to batches for the model, with the same bits from each.
+"""Batches for the model from files, from a store or from device memory, with the same bits from each.
 
-`DecodeFeed` opens files as they are needed, `StoreFeed` reads a memory-mapped store, `ResidentFeed` keeps every image on the
-device and cuts there. `Batches` runs a feed ahead of the training loop; `sweep` goes through a feed once, for testing.
+`DecodeFeed` opens files as they are needed, `StoreFeed` reads a memory-mapped store, `ResidentFeed` keeps all images on the
+device and crops there. `Batches` runs a feed ahead of the training loop; `sweep` iterates over a feed once, for testing.
 """
 
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from itertools import count
 from typing import Protocol
 
 import numpy as np
@@ -16,8 +16,8 @@ from torch import Tensor
 from xbm.errors import InputError
 from xbm.kernels import has_kernels
 from xbm_app.data.images import ImageSet
-from xbm_app.data.ordered import default_workers, in_order
-from xbm_app.data.store import Store, resized
+from xbm_app.data.parallel import default_workers, in_order
+from xbm_app.data.store import Store
 from xbm_app.data.transforms import (
     Augmentation,
     Windows,
@@ -28,6 +28,7 @@ from xbm_app.data.transforms import (
     cut_resident,
     longest_window,
     normalisation,
+    resized,
 )
 from xbm_app.progress import track
 
@@ -35,18 +36,18 @@ Indices = np.ndarray | Tensor  # (B,) int64: positions in the set, which are the
 
 
 class Sampler(Protocol):
-    """What `Batches` asks for: the indices of any batch."""
+    """Returns the indices of any batch, as the samplers in `xbm_app.data.samplers` do."""
 
     def batch(self, step: int) -> np.ndarray: ...
 
 
 class Feed:
-    """Images by index, ready for the model. Subclasses say where the resized pixels come from.
+    """Images by index, ready for the model. Subclasses implement `view`, which returns the resized pixels.
 
     Attributes:
         labels: (N,) int64 on `device`.
-        device: where batches are delivered.
-        workers: how many threads `Batches` and `sweep` use unless told otherwise.
+        device: the device of the batches.
+        workers: the default number of threads of `Batches` and `sweep`.
     """
 
     def __init__(self, labels: np.ndarray, augmentation: Augmentation, seed: int) -> None:
@@ -58,19 +59,19 @@ class Feed:
         return len(self.labels)
 
     def view(self, index: int) -> np.ndarray:
-        """The resized pixels of one image.  # (h, w, C) uint8"""
+        """Returns the resized pixels of one image.  # (h, w, C) uint8"""
         raise NotImplementedError
 
     def train(self, indices: Indices, step: int | Tensor) -> Tensor:
-        """A batch as the model sees it at `step`: a function of (seed, step, indices).  # (B, C, crop, crop) float32"""
+        """Returns the augmented batch at `step`, a function of (seed, step, indices).  # (B, C, crop, crop) float32"""
         return self._cut(indices, partial(crop_params, self.seed, step, self.ids(indices)))
 
     def test(self, indices: Indices) -> Tensor:
-        """A batch without augmentation.  # (B, C, crop, crop) float32"""
+        """Returns a batch without augmentation.  # (B, C, crop, crop) float32"""
         return self._cut(indices, centre_params)
 
     def ids(self, indices: Indices) -> Tensor:
-        """The indices as a tensor on the feed's device."""
+        """Returns the indices as a tensor on the feed's device."""
         ids = indices if isinstance(indices, Tensor) else torch.from_numpy(np.asarray(indices, np.int64))
         return ids.to(self.device, non_blocking=True)
 
@@ -81,7 +82,7 @@ class Feed:
 
 
 class DecodeFeed(Feed):
-    """Opens and resizes images as they are needed: no preparation, the slowest by far.
+    """Opens and resizes images as they are needed. It needs no preparation and is by far the slowest feed.
 
     Example:
         >>> pixels = np.arange(2 * 8 * 8, dtype=np.uint8).reshape(2, 8, 8)
@@ -101,7 +102,7 @@ class DecodeFeed(Feed):
 
 
 class StoreFeed(Feed):
-    """Cuts windows straight out of a memory-mapped store."""
+    """Crops windows directly from a memory-mapped store."""
 
     def __init__(self, store: Store, augmentation: Augmentation, seed: int = 0) -> None:
         super().__init__(store.labels, augmentation, seed)
@@ -117,10 +118,10 @@ class StoreFeed(Feed):
 
 
 class ResidentFeed(Feed):
-    """Holds all resized images on the device as bytes; a batch is a few kernels there, and nothing waits for the host.
+    """Keeps all resized images on the device as bytes. A batch takes a few kernels, and nothing waits for the host.
 
-    On a GPU, `indices` and `step` may be tensors on it, so that a whole step fits in a CUDA graph. On a CPU the images lie in
-    main memory.
+    On a GPU, `indices` and `step` may be tensors on it, so that a CUDA graph can record a whole training step. On a CPU the
+    images are in main memory.
     """
 
     def __init__(
@@ -164,7 +165,7 @@ class ResidentFeed(Feed):
         return flat.reshape(height, width, self.augmentation.channels)
 
     def train(self, indices: Indices, step: int | Tensor) -> Tensor:
-        # In main memory only small pictures, which are what shifts are for, are faster cut all at once than one by one.
+        # In main memory, cropping all images at once is faster only for small images, which is where shifts are used.
         if self.device.type == "cpu" and self.augmentation.kind != "shift":
             return super().train(indices, step)
         return self.train_on_device(indices, step)
@@ -175,21 +176,21 @@ class ResidentFeed(Feed):
         return self._gather(torch.as_tensor(indices), centre_params, reach=0)
 
     def train_on_device(self, indices: Indices, step: int | Tensor) -> Tensor:
-        """`train` in kernels for the whole batch, whatever the device."""
+        """`train` with operations on the whole batch, on any device."""
         ids = self.ids(indices) if isinstance(step, Tensor) else torch.as_tensor(indices)
         return self._gather(ids, partial(crop_params, self.seed, step, ids), reach=longest_window(self.augmentation))
 
     def _gather(self, ids: Tensor, windows: Callable[[Tensor, Tensor, Augmentation], Windows], reach: int) -> Tensor:
-        # Where the indices come from the host, the windows are found there too and travel as one small tensor.
-        here = self._on_device if ids.device == self._on_device.device else self._on_host
-        starts, heights, widths = here[:, ids]
-        found = torch.stack([starts, heights, widths, *windows(heights, widths, self.augmentation)])
-        found = found.to(self.device, non_blocking=True)
+        # If the indices are on the host, the windows are computed there too and copied as one small tensor.
+        layout = self._on_device if ids.device == self._on_device.device else self._on_host
+        starts, heights, widths = layout[:, ids]
+        crops = torch.stack([starts, heights, widths, *windows(heights, widths, self.augmentation)])
+        crops = crops.to(self.device, non_blocking=True)  # (8, B)
         if not reach and has_kernels(self.device):
             from xbm_app.data.cut_kernel import cut_windows
 
-            return cut_windows(self._table, found, self.augmentation.crop, self._norm)
-        starts, heights, widths, *rest = found
+            return cut_windows(self._table, crops, self.augmentation.crop, self._norm)
+        starts, heights, widths, *rest = crops
         return cut_resident(self._table, starts, heights, widths, Windows(*rest), self.augmentation.crop, self._norm, reach)
 
 
@@ -198,16 +199,16 @@ def _empty(pixels: int, channels: int, device: torch.device) -> Tensor:
         free = torch.cuda.mem_get_info(device)[0]
         if pixels * channels > free:
             raise InputError(
-                f"the images take {pixels * channels / 1e9:.1f} GB and {device} has {free / 1e9:.1f} GB free: use a store"
+                f"the images need {pixels * channels / 1e9:.1f} GB and {device} has {free / 1e9:.1f} GB free: use a store"
             )
     return torch.empty((pixels, channels), dtype=torch.uint8, device=device)
 
 
 class Batches:
-    """Batches for training from `start_step` on, made ahead of time by threads, in exact order.
+    """Training batches from `start_step` on, made ahead of time in threads, in order.
 
-    Yields `(step, images, labels, ids)`: the same for any number of workers. An exception of a worker, such as the `InputError`
-    for an image that has vanished, is raised as it is when its batch is due. Leaving the loop stops the workers.
+    Yields `(step, images, labels, ids)`, independent of the number of workers. An exception in a worker, such as the
+    `InputError` for a missing image, is raised unchanged at its batch. Leaving the loop stops the workers.
 
     Example:
         >>> from xbm_app.data.samplers import ShuffleSampler
@@ -219,9 +220,9 @@ class Batches:
         4 (2, 3, 5, 5) True
 
     Args:
-        stop_step: the first step that is not made any more; None goes on for ever.
-        workers: threads; None leaves it to the feed, 0 makes each batch when it is asked for.
-        device: where the batches go; the copy overlaps with the work of a GPU.
+        stop_step: the first step that is not made; None continues forever.
+        workers: threads (default: the feed's); 0 makes each batch when it is requested.
+        device: the device of the batches (default: the feed's); copies overlap with the work of a GPU.
     """
 
     def __init__(
@@ -234,21 +235,13 @@ class Batches:
         device: torch.device | str | None = None,
     ) -> None:
         self._feed, self._sampler = feed, sampler
-        self._start, self._stop = start_step, stop_step
-        self._workers = feed.workers if workers is None else workers
-        self._device = feed.device if device is None else torch.device(device)
+        self._steps = range(start_step, sys.maxsize if stop_step is None else stop_step)
+        self._workers, self._device = workers, device
 
     def __iter__(self) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:
-        steps = count(self._start) if self._stop is None else range(self._start, self._stop)
-        calls = (partial(self._make, step, self._sampler.batch(step)) for step in steps)
-        for step, images, labels, ids in in_order(calls, self._workers, ahead=self._workers + 1):
-            images, labels, ids = _move((images, labels, ids), self._device)
-            yield step, images, labels, ids
-
-    def _make(self, step: int, indices: np.ndarray) -> tuple[int, Tensor, Tensor, Tensor]:
-        ids = self._feed.ids(indices)
-        images, labels, ids = _pinned((self._feed.train(indices, step), self._feed.labels[ids], ids), self._device)
-        return step, images, labels, ids
+        batches = ((self._sampler.batch(step), partial(self._feed.train, step=step)) for step in self._steps)
+        for step, batch in zip(self._steps, _ahead(self._feed, batches, self._workers, self._device)):
+            yield step, *batch
 
 
 def sweep(
@@ -259,28 +252,32 @@ def sweep(
     first: int = 0,
     stop: int | None = None,
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """All images of a feed (or those from `first` to `stop`) once, in order, without augmentation: `(images, labels, ids)`;
-    the last batch may be short."""
+    """Iterates once over a feed, or from `first` to `stop`, in order and without augmentation: `(images, labels, ids)`.
+
+    The last batch may be smaller.
+    """
     stop = len(feed) if stop is None else stop
+    starts = range(first, stop, batch_size)
+    return _ahead(feed, ((np.arange(k, min(stop, k + batch_size)), feed.test) for k in starts), workers, device)
+
+
+def _ahead(
+    feed: Feed,
+    batches: Iterable[tuple[np.ndarray, Callable[[np.ndarray], Tensor]]],
+    workers: int | None,
+    device: torch.device | str | None,
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Makes batches, given as their indices and the function for their images, ahead in threads."""
     workers = feed.workers if workers is None else workers
     target = feed.device if device is None else torch.device(device)
 
-    def make(start: int) -> tuple[Tensor, Tensor, Tensor]:
-        indices = np.arange(start, min(stop, start + batch_size))
+    def make(indices: np.ndarray, images: Callable[[np.ndarray], Tensor]) -> list[Tensor]:
         ids = feed.ids(indices)
-        images, labels, ids = _pinned((feed.test(indices), feed.labels[ids], ids), target)
-        return images, labels, ids
+        batch = [images(indices), feed.labels[ids], ids]
+        if target.type == "cuda":  # only copies from pinned memory run in parallel with the GPU's work
+            batch = [each.pin_memory() if each.device.type == "cpu" else each for each in batch]
+        return batch
 
-    for made in in_order((partial(make, start) for start in range(first, stop, batch_size)), workers, ahead=workers + 1):
-        images, labels, ids = _move(made, target)
+    for batch in in_order((partial(make, *each) for each in batches), workers, ahead=workers + 1):
+        images, labels, ids = (each.to(target, non_blocking=True) for each in batch)
         yield images, labels, ids
-
-
-def _pinned(tensors: tuple[Tensor, ...], target: torch.device) -> tuple[Tensor, ...]:
-    # Only from pinned memory does a copy run beside the GPU's work.
-    pin = target.type == "cuda"
-    return tuple(each.pin_memory() if pin and each.device.type == "cpu" else each for each in tensors)
-
-
-def _move(tensors: tuple[Tensor, ...], target: torch.device) -> tuple[Tensor, ...]:
-    return tuple(each.to(target, non_blocking=True) for each in tensors)

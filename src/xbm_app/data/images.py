@@ -1,17 +1,28 @@
-"""Sets of labelled images, and the protocols that score a model on them: what every reader returns."""
+"""Images and labeled sets of images: how a file is decoded, and what every reader of a data set returns."""
 
+import os
+import posixpath
+import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeVar
 
 import numpy as np
 from PIL import Image, ImageOps
 
 from xbm.errors import InputError
+from xbm_app.data.parallel import default_workers, in_order
+from xbm_app.progress import track
 
-# What Pillow raises for damaged files. Beyond the first four it is rare, but a single one would end hours of work.
+T = TypeVar("T")
+
+IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
+# What Pillow raises for damaged files. All but the first four are rare, but a single one would end hours of work.
 UNREADABLE = (
     OSError, ValueError, SyntaxError, Image.DecompressionBombError,
     TypeError, LookupError, ArithmeticError, AttributeError, EOFError, struct.error,
@@ -24,12 +35,12 @@ def decode(
     formats: tuple[str, ...] | None = None,
     most_pixels: int | None = None,
 ) -> Image.Image:
-    """A picture as RGB, upright: the one way from bytes to pixels.
+    """Decodes an image as RGB, upright. All images are read through this function.
 
     Args:
-        at_least: a JPEG may be decoded at a half, quarter or eighth of its size, no side below that many pixels.
-        formats: those that are tried; None means all that Pillow knows.
-        most_pixels: refuses, by an `InputError`, a larger picture before any of it is unpacked.
+        at_least: allows a JPEG to be decoded at 1/2, 1/4 or 1/8 of its size, with no side below this many pixels.
+        formats: the formats to try; None means all formats that Pillow supports.
+        most_pixels: larger images are refused with an `InputError` before they are decompressed.
     """
     with Image.open(source, formats=formats) as file:
         width, height = file.size
@@ -40,23 +51,23 @@ def decode(
             file.draft(None, (at_least, at_least))
         ImageOps.exif_transpose(file, in_place=True)
         file.load()
-        return file if file.mode == "RGB" else file.convert("RGB")  # copies hold up the other threads
+        return file if file.mode == "RGB" else file.convert("RGB")  # a copy would hold up the other threads
 
 
 @dataclass(frozen=True, eq=False)
 class ImageSet:
-    """Labelled images on disk, or in memory when `pixels` is given.
+    """Labeled images on disk, or in memory if `pixels` is given.
 
     The position of an image in its set is its instance id.
 
     Attributes:
-        name: what messages call it, e.g. "cars train".
+        name: the name in messages, e.g. "cars train".
         labels: (N,) int64, 0 ≤ label < len(class_names).
-        class_names: one name a class.
+        class_names: one name per class.
         root: the folder that `paths` are relative to.
         paths: N paths relative to `root`, with forward slashes.
-        boxes: (N, 4) int64 left, top, right, bottom: the part of the picture that counts, or None for all of it.
-        pixels: (N, H, W) or (N, H, W, 3) uint8, for sets that are made rather than read.
+        boxes: (N, 4) int64 left, top, right, bottom: the part of each image to use; None for the whole image.
+        pixels: (N, H, W) or (N, H, W, 3) uint8, for generated images.
     """
 
     name: str
@@ -80,10 +91,10 @@ class ImageSet:
         return len(self.class_names)
 
     def open(self, index: int, at_least: int | None = None) -> Image.Image:
-        """The image as RGB, upright, cropped to its box.
+        """Returns the image as RGB, upright, cropped to its box.
 
-        With `at_least`, a JPEG may be decoded at a half, quarter or eighth of its size, no side below that many pixels: much
-        faster for photographs that are going to be made small. Images with boxes, which count full pixels, are left alone.
+        With `at_least`, a JPEG may be decoded at a fraction of its size (see `decode`), which is much faster for photographs
+        that are resized anyway. Images with boxes are decoded in full, since boxes are in full-size pixels.
         """
         if self.pixels is not None:
             return Image.fromarray(self.pixels[index]).convert("RGB")
@@ -92,43 +103,50 @@ class ImageSet:
         try:
             image = decode(path, at_least if self.boxes is None else None)
         except FileNotFoundError:
-            raise InputError(f"{path} is missing: restore it, or take it off the list it is named in") from None
+            raise missing_image(path) from None
         except UNREADABLE as error:
-            raise InputError(f"{path} cannot be read as an image ({error}): replace it or take it out") from None
+            raise InputError(f"{path} cannot be read as an image ({error}): replace or remove it") from None
         if self.boxes is None:
             return image
         left, top, right, bottom = self.boxes[index].tolist()
         return image.crop((left, top, right, bottom))
 
     def describe(self, index: int) -> str:
-        """A name for one image in messages and reports: its path, or its class and position."""
+        """Names one image in messages and reports: by its path, or by its class and position."""
         return self.paths[index] if self.paths is not None else f"{self.class_names[self.labels[index]]}/{index}"
 
-    def select(self, indices: np.ndarray, name: str | None = None) -> "ImageSet":
-        """The images at `indices`, their classes numbered anew from 0 in the old order."""
-        indices = np.asarray(indices)
-        kept, labels = np.unique(self.labels[indices], return_inverse=True)
+    def take(self, indices: np.ndarray) -> "ImageSet":
+        """Returns the images at `indices` under the same class numbers."""
         return replace(
             self,
-            name=name or self.name,
-            labels=labels.astype(np.int64),
-            class_names=[self.class_names[k] for k in kept],
+            labels=self.labels[indices],
             paths=None if self.paths is None else [self.paths[i] for i in indices],
             boxes=None if self.boxes is None else self.boxes[indices],
             pixels=None if self.pixels is None else self.pixels[indices],
         )
 
+    def select(self, indices: np.ndarray, name: str | None = None) -> "ImageSet":
+        """Returns the images at `indices` with their classes renumbered from 0, in the old order."""
+        indices = np.asarray(indices)
+        kept, labels = np.unique(self.labels[indices], return_inverse=True)
+        return replace(
+            self.take(indices),
+            name=name or self.name,
+            labels=labels.astype(np.int64),
+            class_names=[self.class_names[k] for k in kept],
+        )
+
 
 @dataclass(frozen=True)
 class Protocol:
-    """How a trained model is scored: who asks, who is searched, which K are reported.
+    """How a trained model is scored: the queries, the gallery, and the K to report.
 
-    Labels of `query` and `gallery` share one numbering.
+    The labels of `query` and `gallery` share one numbering.
 
     Attributes:
         gallery: None means that each query is compared with all other queries.
         ks: the K of Recall@K.
-        one_per_class: above 0, the gallery is one random image of each class, drawn anew that many times (VehicleID).
+        one_per_class: if positive, the gallery is one random image per class, drawn anew this many times (VehicleID).
     """
 
     name: str
@@ -140,8 +158,152 @@ class Protocol:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A training set and the protocols of its test classes, which never occur in training."""
+    """A training set, and the protocols to test on classes that do not occur in training."""
 
     name: str
     train: ImageSet
     protocols: tuple[Protocol, ...]
+
+
+def parts(dataset: Dataset) -> dict[str, ImageSet]:
+    """Returns the sets of a data set by their short names: train, then test, or query and gallery."""
+    sets = {"train": dataset.train}
+    for protocol in dataset.protocols:
+        for images in (protocol.query, protocol.gallery):
+            if images is not None:
+                sets[images.name.removeprefix(f"{dataset.name} ")] = images
+    return sets
+
+
+def missing_image(path: Path) -> InputError:
+    return InputError(f"{path} is missing: restore it, or remove it from its list")
+
+
+def readable(
+    images: ImageSet, make: Callable[[Image.Image], T], at_least: int, at_once: int, quiet: bool = False
+) -> Iterator[tuple[dict[int, T], dict[int, InputError]]]:
+    """Applies `make` to every image in threads, and collects errors instead of stopping at the first.
+
+    Yields, for each `at_once` images, the results and the errors, both by index.
+
+    Args:
+        at_least: the minimum size to decode a JPEG at; see `decode`.
+    """
+
+    def attempt(index: int) -> T | InputError:
+        try:
+            return make(images.open(index, at_least=at_least))
+        except InputError as error:
+            return error
+
+    calls = (partial(attempt, index) for index in range(len(images)))
+    with closing(in_order(calls, default_workers(), ahead=2 * at_once)) as results:
+        tracked = enumerate(track(results, f"embedding {len(images):,} images", total=len(images), quiet=quiet))
+        while batch := list(islice(tracked, at_once)):
+            failed = {index: result for index, result in batch if isinstance(result, InputError)}
+            yield {index: result for index, result in batch if not isinstance(result, InputError)}, failed
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One image, or one box in an image, as a list or table names it.
+
+    Attributes:
+        path: relative to the root of the data, with forward slashes.
+        label: the name of its class, unchanged.
+        where: the file and line of the row, for messages.
+        box: left, top, right, bottom in pixels, or None for the whole image.
+    """
+
+    path: str
+    label: str
+    where: str
+    box: tuple[int, int, int, int] | None = None
+
+
+def image_set(name: str, root: Path, rows: Sequence[Row], classes: Sequence[str]) -> ImageSet:
+    """Builds a set from `rows`, each labeled by the position of its class in `classes`."""
+    if not rows:
+        raise InputError(f"{name}: the list under {root} names no image; check that the download is complete")
+    number = {label: position for position, label in enumerate(classes)}
+    boxed = rows[0].box is not None
+    return ImageSet(
+        name=name,
+        labels=np.array([number[row.label] for row in rows], dtype=np.int64),
+        class_names=list(classes),
+        root=root,
+        paths=[row.path for row in rows],
+        boxes=np.array([row.box for row in rows], dtype=np.int64) if boxed else None,
+    )
+
+
+def refuse_two_labels(rows: Sequence[Row]) -> None:
+    """Raises an error that names both places if an image (with the same box) has two labels."""
+    seen: dict[tuple[str, object], Row] = {}
+    for row in rows:
+        first = seen.setdefault((row.path, row.box), row)
+        if first.label != row.label:
+            raise InputError(
+                f"{row.where}: {row.path} has label {row.label!r} here and {first.label!r} in {first.where}; keep one"
+            )
+
+
+def inside(path: str, where: str) -> str:
+    """Returns `path` in its shortest form, and refuses one that could lead out of the data's root.
+
+    Example:
+        >>> inside("./cats//1.jpg", "list.csv, line 2")
+        'cats/1.jpg'
+    """
+    if not path or "\0" in path:
+        raise InputError(f"{where}: the path is empty or contains a zero byte; give a path relative to the data's root")
+    if "\\" in path:
+        raise InputError(f"{where}: write the path with forward slashes, {path.replace(chr(92), '/')!r}")
+    if path.startswith("/") or re.match(r"^[A-Za-z]:", path):
+        raise InputError(f"{where}: {path!r} is an absolute path; give one relative to the data's root")
+    if ".." in path.split("/"):
+        raise InputError(f"{where}: {path!r} leads out of the data's root; move the image inside the root")
+    return posixpath.normpath(path)
+
+
+def image_files(root: Path) -> list[str]:
+    """Lists the images below `root`, except hidden ones, as relative paths. Links to folders are followed once."""
+    seen, paths = set(), []
+    for folder, folders, files in os.walk(root, followlinks=True):
+        real = os.path.realpath(folder)
+        folders[:] = [] if real in seen else sorted(name for name in folders if not name.startswith((".", "__MACOSX")))
+        if real in seen:
+            continue
+        seen.add(real)
+        for name in sorted(files):
+            if name.startswith(".") or Path(name).suffix.lower() not in IMAGE_SUFFIXES:
+                continue
+            path = Path(folder, name).relative_to(root)
+            if any("\ud800" <= letter <= "\udfff" for letter in str(path)):
+                raise InputError(f"{str(root / path)!r}: the name is not UTF-8; rename it")
+            paths.append(path.as_posix())
+    return paths
+
+
+def write_pictures(images: ImageSet, folder: Path) -> Path:
+    """Writes every image of a generated set as `folder/CLASS/0.png` and so on, and returns the folder.
+
+    Example:
+        >>> folder_name("U+0416 Ж"), folder_name("U+002F /")
+        ('U+0416_Ж', 'U+002F')
+    """
+    assert images.pixels is not None
+    names = [folder_name(name) for name in images.class_names]
+    count = [0] * images.num_classes
+    for name in names:
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    for pixels, label in zip(images.pixels, images.labels.tolist()):
+        Image.fromarray(pixels).save(folder / names[label] / f"{count[label]}.png", compress_level=1)
+        count[label] += 1
+    return folder
+
+
+def folder_name(label: str) -> str:
+    """Makes a folder name of a class name: its letters, digits, "+" and "-", so that no name leads out of the folder."""
+    words = ("".join(letter for letter in word if letter.isalnum() or letter in "+-") for word in label.split())
+    return "_".join(word for word in words if word)

@@ -1,172 +1,135 @@
-"""The image store: every picture decoded and resized once, then memory-mapped, so that no training step decodes a JPEG.
+"""Image stores: resized images that training reads without decoding. `store_writer` makes them.
 
-A store is a folder. `manifest.json` says what it was made from (paths, labels, boxes, size and time of every file, resize
-settings); `shard-00000.bin` and so on hold the pixels. A shard is, little-endian, the number of its images (int32), the
-height and width of each (int32), then their pixels (uint8, h × w × 3) one after the other. It gets its name only when it
-is whole, so a store is finished when all its shards are there.
+A store is a folder with `manifest.json`, which says what the store was made from, and `shard-NNNNN.bin` files. A shard is its
+number of images, the height and width of each (little-endian int32), then the pixels of one image after the other.
+
+A data set is a folder with one store per set and `dataset.json`. It needs no image files beside it.
 """
 
-import errno
 import json
 import os
-import shutil
-from collections.abc import Iterable, Sequence
-from contextlib import closing
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
-import torch
 from PIL import Image
-from torch import Tensor
 
-from xbm.errors import InputError
-from xbm_app.data.images import ImageSet
-from xbm_app.data.manifest import FORMAT, Manifest, check_current, describe, read_manifest, same_split
-from xbm_app.data.ordered import default_workers, in_order
-from xbm_app.data.transforms import LONGEST, fit
-from xbm_app.progress import track
+from xbm.errors import InputError, unknown
+from xbm_app.data.images import Dataset, ImageSet, Protocol, missing_image
+from xbm_app.data.transforms import MODES
 
-
-def resized(images: ImageSet, size: int, mode: str, index: int) -> np.ndarray:
-    """One image as `fit` makes it: the one way from a file to pixels.  # (h, w, 3) uint8; a made set's may be (h, w)"""
-    if images.pixels is not None and images.pixels.shape[1:3] == (size, size):
-        return images.pixels[index]
-    # Decoding at no less than twice the size changed the result by a third of a grey level in the mean, 3 at most; decoding
-    # at no less than the size itself changed it by up to 15.
-    return fit(images.open(index, at_least=2 * size), size, mode)
+FORMAT = 1
+SHARD_BYTES = 60_000_000  # of square images; "shorter" images are up to 4 times as large, which stays below 256 MB
+OUTLINE = "dataset.json"  # the stores in a folder, and the protocols of their data set
 
 
-def estimate(images: ImageSet, resize: int = 256, mode: str = "square") -> int:
-    """About how many bytes a store of these images takes; exact for "square", from 200 images' shapes for "shorter"."""
-    square = 3 * resize**2 * len(images)
-    if mode == "square" or not len(images):
-        return square
-    if images.pixels is not None:
-        aspects = [images.pixels.shape[2] / images.pixels.shape[1]]
-    else:
-        some = np.unique(np.linspace(0, len(images) - 1, 200).astype(int)).tolist()
-        aspects = [width / height for width, height in (_shape(images, index) for index in some)]
-    return int(square * np.mean([min(LONGEST, max(aspect, 1 / aspect)) for aspect in aspects]))
+@dataclass(frozen=True)
+class Manifest:
+    """What a store was made from, and how. Equal manifests mean the same pixels under the same labels.
 
-
-def _shape(images: ImageSet, index: int) -> tuple[int, int]:
-    if images.boxes is not None:
-        left, top, right, bottom = images.boxes[index].tolist()
-        return max(1, right - left), max(1, bottom - top)
-    assert images.root is not None and images.paths is not None
-    try:
-        with Image.open(images.root / images.paths[index]) as file:
-            return file.size
-    except OSError:
-        return images.open(index).size  # raises the sentence for a file that is missing or broken
-
-
-def to_write(images: ImageSet, out: Path, resize: int = 256, mode: str = "square") -> int:
-    """About how many bytes `prepare` would write to `out` now: what finished shards hold is left out."""
-    manifest = describe(images, resize, mode)
-    done = sum(len(manifest.shards[number]) for number in _kept(Path(out), manifest))
-    return estimate(images, resize, mode) * (len(images) - done) // max(1, len(images))
-
-
-def require_room(out: Path, needed: int) -> None:
-    """Refuses to start what the disk of `out` cannot hold."""
-    free = shutil.disk_usage(next(folder for folder in (out, *out.absolute().parents) if folder.exists())).free
-    if needed > free:
-        raise InputError(
-            f"{out} needs about {needed / 1e9:.1f} GB and its disk has {free / 1e9:.1f} GB free: make room or go elsewhere"
-        )
-
-
-def prepare(
-    images: ImageSet,
-    out: Path,
-    resize: int = 256,
-    mode: str = "square",
-    workers: int | None = None,
-    quiet: bool = False,
-) -> Path:
-    """Makes the store of `images` in `out`: decodes and resizes in `workers` threads, by default one a core up to eight.
-
-    Stopped in the middle, a second call goes on with the first unfinished shard. Called on a finished store of the same
-    images it makes anew only the shards whose files have changed.
-
-    Args:
-        resize: the side, or the shorter side, of the stored images.
-        mode: "square" or "shorter": see `xbm_app.data.transforms.fit`.
+    Attributes:
+        sizes, times: bytes and modification time (ns) of each file; None for generated images.
+        digest: of the pixels of generated images.
     """
-    out = Path(out)
-    manifest = describe(images, resize, mode)
-    kept = _kept(out, manifest)
-    todo = [number for number in range(len(manifest.shards)) if number not in kept]
-    missing = sum(len(manifest.shards[number]) for number in todo)
-    require_room(out, estimate(images, resize, mode) * missing // max(1, len(images)))
-    out.mkdir(parents=True, exist_ok=True)
-    for stale in [*out.glob("*.part"), *(path for path in out.glob("shard-*.bin") if _number(path) not in kept)]:
-        stale.unlink()
+
+    name: str
+    resize: int
+    mode: str
+    labels: list[int]
+    paths: list[str] | None
+    boxes: list[list[int]] | None
+    sizes: list[int] | None
+    times: list[int] | None
+    digest: str | None
+    format: int = FORMAT
+
+    @property
+    def per_shard(self) -> int:
+        return max(1, SHARD_BYTES // (3 * self.resize**2))
+
+    @property
+    def shards(self) -> list[range]:
+        count = len(self.labels)
+        return [range(start, min(count, start + self.per_shard)) for start in range(0, count, self.per_shard)]
+
+    def pixels_of(self, shard: range) -> object:
+        """Returns everything that the pixels of a shard depend on."""
+        part = slice(shard.start, shard.stop)
+        lists = [each and each[part] for each in (self.paths, self.boxes, self.sizes, self.times)]
+        return self.format, self.resize, self.mode, self.digest, lists
+
+
+def describe(images: ImageSet, resize: int, mode: str) -> Manifest:
+    """Returns the manifest that a store of these images would have now. Reads the size and time of every file."""
+    if mode not in MODES:
+        raise unknown("resize mode", mode, MODES)
+    stats = None
+    if images.pixels is None:
+        assert images.root is not None and images.paths is not None
+        stats = [_stat(images.root / path) for path in images.paths]
+    return Manifest(
+        name=images.name,
+        resize=resize,
+        mode=mode,
+        labels=images.labels.tolist(),
+        paths=None if images.paths is None else list(images.paths),
+        boxes=None if images.boxes is None else images.boxes.tolist(),
+        sizes=None if stats is None else [each.st_size for each in stats],
+        times=None if stats is None else [each.st_mtime_ns for each in stats],
+        digest=None if images.pixels is None else sha256(images.pixels.tobytes()).hexdigest(),
+    )
+
+
+def _stat(path: Path) -> os.stat_result:
     try:
-        _write(out / "manifest.json", [json.dumps(asdict(manifest)).encode()])
-        wanted = (index for number in todo for index in manifest.shards[number])
-        calls = (partial(resized, images, resize, mode, index) for index in wanted)
-        workers = default_workers() if workers is None else workers
-        with closing(in_order(calls, workers, ahead=4 * workers)) as made:
-            pixels = track(made, f"preparing {images.name}", total=missing, quiet=quiet)
-            for number in todo:
-                _write_shard(_shard(out, number), [next(pixels) for _ in manifest.shards[number]])
-            next(pixels, None)  # lets the bar finish
-    except OSError as error:
-        if error.errno != errno.ENOSPC:
-            raise
-        raise InputError(f"the disk of {out} is full: make room and run it again, finished shards are kept") from None
-    return out
+        return path.stat()
+    except OSError:
+        raise missing_image(path) from None
 
 
-def _kept(out: Path, manifest: Manifest) -> set[int]:
-    """The shards in `out` that can stay as they are; refuses a folder that holds something else."""
-    if not (out / "manifest.json").exists():
-        if out.is_dir() and any(each.suffix != ".part" for each in out.iterdir()):
-            raise InputError(f"{out} is not empty and not a store: choose another folder")
-        return set()
-    old = read_manifest(out)
-    if (old.format, old.resize, old.mode, old.paths) != (FORMAT, manifest.resize, manifest.mode, manifest.paths):
+def read_manifest(folder: Path) -> Manifest:
+    path = folder / "manifest.json"
+    try:
+        content = json.loads(path.read_bytes())
+        version = content["format"]
+        manifest = Manifest(**content) if version == FORMAT else None
+    except (OSError, KeyError, TypeError, ValueError):
+        raise InputError(f"{path} cannot be read: delete {folder} and run `xbm prepare` again") from None
+    if manifest is None:
+        raise InputError(f"{folder} has format {version}, this version reads {FORMAT}: delete it and run `xbm prepare` again")
+    return manifest
+
+
+def _same_split(manifest: Manifest, images: ImageSet) -> bool:
+    paths = None if images.paths is None else list(images.paths)
+    boxes = None if images.boxes is None else images.boxes.tolist()
+    return (manifest.paths, manifest.boxes, manifest.labels) == (paths, boxes, images.labels.tolist())
+
+
+def _check_current(folder: Path, manifest: Manifest, images: ImageSet) -> None:
+    if not _same_split(manifest, images):
         raise InputError(
-            f"{out} holds {len(old.labels)} images of {old.name!r} as {old.resize} {old.mode}, not the {len(manifest.labels)} "
-            f"of {manifest.name!r} as {manifest.resize} {manifest.mode}: delete it or choose another folder"
+            f"{folder} was made from {len(manifest.labels)} images of {manifest.name!r}, whose paths, labels or boxes are not "
+            f"those of the {len(images)} of {images.name!r}: prepare a store for these"
         )
-    if len(old.labels) != len(manifest.labels):
-        return set()
-    unchanged = {n for n, shard in enumerate(manifest.shards) if old.pixels_of(shard) == manifest.pixels_of(shard)}
-    return {number for number in unchanged if _shapes(_shard(out, number), len(manifest.shards[number])) is not None}
+    now = describe(images, manifest.resize, manifest.mode)
+    if now.digest != manifest.digest:
+        raise InputError(f"the pixels of {images.name!r} have changed since {folder} was made: run `xbm prepare` again")
+    if (now.sizes, now.times) != (manifest.sizes, manifest.times):
+        assert now.paths is not None and now.sizes and now.times and manifest.sizes and manifest.times
+        pairs = zip(zip(now.sizes, now.times), zip(manifest.sizes, manifest.times))
+        first = next(path for path, (new, old) in zip(now.paths, pairs) if new != old)
+        raise InputError(f"{first} has changed since {folder} was made: run `xbm prepare` again")
 
 
-def _shard(folder: Path, number: int) -> Path:
+def shard_file(folder: Path, number: int) -> Path:
     return folder / f"shard-{number:05d}.bin"
 
 
-def _number(path: Path) -> int:
-    return int(path.stem.removeprefix("shard-"))
-
-
-def _write_shard(path: Path, images: list[np.ndarray]) -> None:
-    images = [image if image.ndim == 3 else np.repeat(image[..., None], 3, axis=2) for image in images]
-    header = np.array([len(images), *(side for image in images for side in image.shape[:2])], "<i4")
-    _write(path, [header.tobytes(), *(np.ascontiguousarray(image).data for image in images)])
-
-
-def _write(path: Path, parts: Iterable[bytes | memoryview]) -> None:
-    """Writes beside the target, syncs, renames: the name never stands for half a file."""
-    beside = path.with_name(path.name + ".part")
-    with beside.open("wb") as file:
-        for part in parts:
-            file.write(part)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
-
-
-def _shapes(path: Path, count: int) -> np.ndarray | None:
-    """Height and width of each image of a shard, or None if it is not there or not whole.  # (count, 2)"""
+def shard_shapes(path: Path, count: int) -> np.ndarray | None:
+    """Returns the height and width of each image of a shard, or None if the file is missing or truncated.  # (count, 2)"""
     try:
         header = np.fromfile(path, "<i4", count=1 + 2 * count).astype(np.int64)
         size = path.stat().st_size
@@ -180,7 +143,7 @@ def _shapes(path: Path, count: int) -> np.ndarray | None:
 
 @dataclass(frozen=True, eq=False)
 class Store:
-    """Resized images, memory-mapped. Make one with `open_store`.
+    """Resized images, memory-mapped. `open_store` returns one.
 
     Attributes:
         labels: (N,) int64.
@@ -200,20 +163,13 @@ class Store:
         return len(self.labels)
 
     def view(self, index: int) -> np.ndarray:
-        """One image, without a copy.  # (h, w, 3) uint8"""
+        """Returns one image without copying it.  # (h, w, 3) uint8"""
         shard, start = self._where[index].tolist()
         height, width = int(self.heights[index]), int(self.widths[index])
         return self._shards[shard][start : start + height * width * 3].reshape(height, width, 3)
 
-    def pixels(self, indices: np.ndarray) -> Tensor:
-        """Images of one shape, as all of a "square" store are.  # (B, H, W, 3) uint8"""
-        views = [self.view(index) for index in np.asarray(indices).tolist()]
-        if len({each.shape for each in views}) > 1:
-            raise InputError(f"images of {self.path} differ in shape: take them one by one with view(index)")
-        return torch.from_numpy(np.stack(views))
-
     def select(self, indices: np.ndarray) -> "Store":
-        """The images at `indices`, their classes numbered anew, as `ImageSet.select` does."""
+        """Returns the images at `indices` with their classes renumbered, as `ImageSet.select` does."""
         indices = np.asarray(indices)
         labels = np.unique(self.labels[indices], return_inverse=True)[1].astype(np.int64)
         return replace(
@@ -222,50 +178,93 @@ class Store:
 
 
 def open_store(path: Path, images: ImageSet | None) -> Store:
-    """Opens a store, or the one of `images` in a folder of stores, after checking that it is finished and still right.
+    """Opens a store, or the store of `images` in a folder of stores, after checking that it is complete and up to date.
 
     Args:
-        images: what the store must have been made from, with files unchanged since; None takes the store as it is, for
-            machines that have nothing but the store.
+        images: the images that the store must have been made from, with files unchanged since. None skips this check, for
+            machines that have the store but not the image files.
     """
     path = Path(path)
     folder, manifest = _find(path, images)
     if images is not None:
-        check_current(folder, manifest, images)
-    shards, where, shapes = [], [], []
+        _check_current(folder, manifest, images)
+    shards, where, shapes = [], [np.empty((0, 2), np.int64)], [np.empty((0, 2), np.int64)]
     for number, shard in enumerate(manifest.shards):
-        file = _shard(folder, number)
-        found = _shapes(file, len(shard))
-        if found is None:
+        file = shard_file(folder, number)
+        in_shard = shard_shapes(file, len(shard))
+        if in_shard is None:
             raise InputError(f"{folder} is not finished, {file.name} is missing or cut short: run `xbm prepare` again")
         shards.append(np.memmap(file, np.uint8, mode="r", offset=4 + 8 * len(shard)))
-        sizes = 3 * found.prod(axis=1)
+        sizes = 3 * in_shard.prod(axis=1)
         where.append(np.stack([np.full(len(shard), number), np.cumsum(sizes) - sizes], axis=1))
-        shapes.append(found)
-    both = np.concatenate(shapes) if shapes else np.empty((0, 2), np.int64)
-    return Store(
-        path=folder,
-        resize=manifest.resize,
-        mode=manifest.mode,
-        labels=np.array(manifest.labels, np.int64),
-        heights=both[:, 0],
-        widths=both[:, 1],
-        _shards=shards,
-        _where=np.concatenate(where) if where else np.empty((0, 2), np.int64),
-    )
+        shapes.append(in_shard)
+    heights, widths = np.concatenate(shapes).T
+    labels = np.array(manifest.labels, np.int64)
+    return Store(folder, manifest.resize, manifest.mode, labels, heights, widths, shards, np.concatenate(where))
 
 
 def _find(path: Path, images: ImageSet | None) -> tuple[Path, Manifest]:
     if (path / "manifest.json").exists():
         return path, read_manifest(path)
-    inside = sorted(each.parent for each in path.glob("*/manifest.json"))
-    if not inside:
+    folders = sorted(each.parent for each in path.glob("*/manifest.json"))
+    if not folders:
         raise InputError(f"{path} is no image store: make one with `xbm prepare NAME|DIR --out {path}`")
-    names = ", ".join(each.name for each in inside)
+    names = ", ".join(folder.name for folder in folders)
     if images is None:
         raise InputError(f"{path} holds several stores: name one of {names}")
-    for each in inside:
-        manifest = read_manifest(each)
-        if same_split(manifest, images):
-            return each, manifest
+    for folder in folders:
+        manifest = read_manifest(folder)
+        if _same_split(manifest, images):
+            return folder, manifest
     raise InputError(f"{path} has no store of the {len(images)} images of {images.name!r}, only {names}: prepare one")
+
+
+@dataclass(frozen=True, eq=False)
+class StoredSet(ImageSet):
+    """A set whose images are read from a store, at the size they have there."""
+
+    store: Store | None = None
+
+    def open(self, index: int, at_least: int | None = None) -> Image.Image:
+        assert self.store is not None
+        return Image.fromarray(self.store.view(index))
+
+    def select(self, indices: np.ndarray, name: str | None = None) -> "StoredSet":
+        assert self.store is not None
+        chosen = super().select(indices, name)
+        return replace(chosen, store=self.store.select(np.asarray(indices)))  # type: ignore[call-arg, return-value]
+
+
+def folder_of(part: str) -> str:
+    """Returns the folder name for the store of one set."""
+    return part.replace(" ", "-")
+
+
+def read_stored(path: Path) -> Dataset:
+    """Reads the data set that a folder of stores was made from, with images from the stores.
+
+    Raises:
+        InputError: `xbm prepare` did not make this folder, or did not finish.
+    """
+    try:
+        outline = json.loads((path / OUTLINE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise InputError(f"{path} holds no {OUTLINE}: make it with `xbm prepare NAME --root DIR --out {path}`") from None
+    sets = {}
+    for part, content in outline["sets"].items():
+        folder = path / folder_of(part)
+        manifest, store = read_manifest(folder), open_store(folder, None)
+        sets[part] = StoredSet(
+            content["name"],
+            store.labels,
+            content["classes"],
+            root=path,
+            paths=manifest.paths or [f"{part}/{index}" for index in range(len(store))],
+            boxes=None if manifest.boxes is None else np.array(manifest.boxes, np.int64),
+            store=store,
+        )
+    protocols = tuple(
+        Protocol(p["name"], sets[p["query"]], tuple(p["ks"]), sets[p["gallery"]] if p["gallery"] else None, p["one_per_class"])
+        for p in outline["protocols"]
+    )
+    return Dataset(outline["name"], sets["train"], protocols)

@@ -1,6 +1,6 @@
-"""From decoded pixels to what the model sees: resize once, cut a window out of it, flip, normalise.
+"""Resizing and augmentation: resize the image, crop a window, flip, normalize.
 
-Where the window lies is a function of (seed, step, instance id) alone, so workers, ranks and devices agree on it.
+The window is a function of (seed, step, instance id), so workers, ranks and devices agree on it.
 """
 
 from collections.abc import Sequence
@@ -14,31 +14,32 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from xbm.errors import InputError, unknown
+from xbm_app.data.images import ImageSet
 from xbm_app.data.samplers import scramble, stream
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 KINDS = ("crop", "resized_crop", "shift", "none")
 MODES = ("square", "shorter")
-LONGEST = 4  # a stored image is at most this many times as long as wide
-TRIES, FIRST_TRY = 10, 3  # of a random resized crop; the draws before are flip, top, left
+LONGEST = 4  # the largest aspect ratio of a resized image
+TRIES, FIRST_TRY = 10, 3  # of a random resized crop; the first draws are flip, top, left
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """What happens to an image before the model sees it. The default is the paper's; `OFFICIAL` is its released code's.
+    """How an image is turned into the model's input. The default is the paper's; `OFFICIAL` is that of its released code.
 
     Attributes:
         kind: in training,
             "crop": a random window of `crop`² out of `resize`²;
-            "resized_crop": the shorter side becomes `resize`, then a random part, `scale` of the area and of aspect 3:4
-            to 4:3, becomes `crop`²;
-            "shift": the centre window of `crop`² out of `resize`², moved by up to `padding` pixels each way, edge pixels
-            repeated;
-            "none": the centre window, as always in testing.
-        flip: whether every other image is mirrored in training.
-        mean, std: of the channels, for pixels from 0 to 1.
-        channels: 3, or 1 for grey.
+            "resized_crop": the shorter side is resized to `resize`, then a random window with `scale` of the area and an
+            aspect ratio of 3:4 to 4:3 is resized to `crop`²;
+            "shift": the center window of `crop`² out of `resize`², moved by up to `padding` pixels in each direction, with
+            edge pixels repeated;
+            "none": the center window, as always in testing.
+        flip: whether half of the images, chosen at random, are mirrored in training.
+        mean, std: of each channel, for pixels from 0 to 1.
+        channels: 3, or 1 for grayscale.
     """
 
     kind: str = "crop"
@@ -55,23 +56,23 @@ class Augmentation:
         if self.kind not in KINDS:
             raise unknown("augmentation", self.kind, KINDS)
         if not 1 <= self.crop <= self.resize:
-            raise InputError(f"a crop of {self.crop} cannot be cut from {self.resize} pixels: crop must be 1 to resize")
+            raise InputError(f"crop must be between 1 and resize ({self.resize}), got {self.crop}")
         if self.channels not in (1, 3):
-            raise InputError(f"images have 1 or 3 channels, not {self.channels}")
+            raise InputError(f"channels must be 1 or 3, got {self.channels}")
         if not len(self.mean) == len(self.std) == self.channels:
             raise InputError(
-                f"mean and std have {len(self.mean)} and {len(self.std)} values: give {self.channels}, one a channel"
+                f"mean and std must have one value per channel ({self.channels}), got {len(self.mean)} and {len(self.std)}"
             )
         if min(self.std) <= 0:
-            raise InputError(f"std must be above 0, not {min(self.std)}")
+            raise InputError(f"std must be positive, got {min(self.std)}")
         if self.padding < 0 or (self.padding and self.kind != "shift"):
-            raise InputError("padding is for kind 'shift' and counts pixels: leave it at 0 or set kind")
+            raise InputError(f"padding must be 0, or positive with kind 'shift', got {self.padding} with {self.kind!r}")
         if not 0 < self.scale[0] <= self.scale[1] <= 1:
-            raise InputError(f"scale {self.scale} must be two fractions of the area, the smaller one first")
+            raise InputError(f"scale must be two fractions of the area in ascending order, got {self.scale}")
 
     @property
     def mode(self) -> str:
-        """How the image is resized before the window is cut: see `fit`."""
+        """How the image is resized before the window is cropped; see `fit`."""
         return "shorter" if self.kind == "resized_crop" else "square"
 
 
@@ -80,10 +81,10 @@ OFFICIAL = Augmentation(kind="resized_crop")
 
 
 def fit(image: Image.Image, size: int, mode: str) -> np.ndarray:
-    """The image resized, as every feed starts from it.  # (h, w, 3) uint8
+    """Resizes an image.  # (h, w, 3) uint8
 
-    "square" makes it size × size; "shorter" keeps the aspect and makes the shorter side `size`, after cutting what is
-    more than four times as long as wide down to its centre, so that no strip of a picture takes gigabytes.
+    "square" resizes to size × size. "shorter" keeps the aspect ratio and resizes the shorter side to `size`; an image more than
+    four times as long as wide is first cropped to its center, since otherwise a narrow strip could take gigabytes.
     """
     width, height = image.size
     if mode == "square":
@@ -100,8 +101,17 @@ def fit(image: Image.Image, size: int, mode: str) -> np.ndarray:
     return np.asarray(image)
 
 
+def resized(images: ImageSet, size: int, mode: str, index: int) -> np.ndarray:
+    """Decodes and resizes one image with `fit`.  # (h, w, 3) uint8; (h, w) is possible for generated images"""
+    if images.pixels is not None and images.pixels.shape[1:3] == (size, size):
+        return images.pixels[index]
+    # Decoding at 2 × size or more changed the result by 1/3 gray level on average and by at most 3; decoding at `size` or
+    # more changed it by up to 15.
+    return fit(images.open(index, at_least=2 * size), size, mode)
+
+
 def as_channels(pixels: np.ndarray, channels: int) -> np.ndarray:
-    """Pixels (h, w) or (h, w, 1 or 3) with `channels` channels; grey is the luma that Pillow computes.  # (h, w, C)"""
+    """Converts pixels (h, w) or (h, w, 1 or 3) to `channels` channels; gray is Pillow's luma.  # (h, w, C)"""
     if pixels.ndim == 2:
         pixels = pixels[..., None]
     if pixels.shape[2] == channels:
@@ -113,7 +123,7 @@ def as_channels(pixels: np.ndarray, channels: int) -> np.ndarray:
 
 
 class Windows(NamedTuple):
-    """Which part of each image is cut out, in its pixels, and whether it is mirrored: five (B,) int64 tensors."""
+    """The window of each image, in its pixels, and whether it is mirrored: five (B,) int64 tensors."""
 
     top: Tensor
     left: Tensor
@@ -123,7 +133,7 @@ class Windows(NamedTuple):
 
 
 def centre_params(heights: Tensor, widths: Tensor, augmentation: Augmentation) -> Windows:
-    """The windows of testing: the centre, not mirrored."""
+    """Returns the windows for testing: the center, not mirrored."""
     size = torch.full_like(heights, augmentation.crop)
     return Windows((heights - size) // 2, (widths - size) // 2, size, size, torch.zeros_like(heights))
 
@@ -131,16 +141,16 @@ def centre_params(heights: Tensor, widths: Tensor, augmentation: Augmentation) -
 def crop_params(
     seed: int, step: int | Tensor, ids: Tensor, heights: Tensor, widths: Tensor, augmentation: Augmentation
 ) -> Windows:
-    """The windows of training at `step`, one an instance.
+    """Returns the windows for training at `step`, one per instance.
 
-    All tensors are (B,) int64 on one device, where `step` may be too: nothing waits for the host, and every device gives
+    All tensors are (B,) int64 on one device, where `step` may be too. Nothing waits for the host, and every device gives
     the same windows, bit for bit.
     """
     lanes = FIRST_TRY + (2 * TRIES if augmentation.kind == "resized_crop" else 0)
     draws = scramble(stream(seed, step, ids)[:, None] ^ torch.arange(lanes, device=ids.device))  # (B, lanes)
 
     def below(count: Tensor | int, lane: int) -> Tensor:
-        """A number from 0 to count - 1."""
+        """A random number from 0 to count - 1."""
         return (((draws[:, lane] >> 33) & 0x7FFFFFFF) * count) >> 31
 
     top, left, height, width, flip = centre_params(heights, widths, augmentation)
@@ -159,10 +169,10 @@ def crop_params(
 
 
 def _parts(draws: Tensor, heights: Tensor, widths: Tensor, augmentation: Augmentation) -> tuple[Tensor, Tensor, Tensor]:
-    """Heights and widths of random resized crops, and whether a try fitted; where none did, the largest part not too long.
+    """Returns heights and widths of random resized crops, and whether a try fitted; otherwise the largest allowed window.
 
-    The scheme is torchvision's. All operations are correctly rounded ones, so that every device agrees; hence no logarithm,
-    and no division by a number, which some devices turn into a product.
+    The scheme is torchvision's. Only correctly rounded operations are used, so that all devices agree: no logarithm, and no
+    division by a constant, which some devices turn into a multiplication.
 
     Args:
         draws: (B, 2·TRIES) random words.
@@ -176,26 +186,26 @@ def _parts(draws: Tensor, heights: Tensor, widths: Tensor, augmentation: Augment
     largest = torch.stack([heights, widths])
     fits = ((tries >= 1) & (tries <= largest[..., None])).all(dim=0)  # (B, TRIES)
     chosen = tries.gather(2, fits.int().argmax(dim=1)[None, :, None].expand(2, -1, 1))[..., 0]  # the first that fits
-    found = fits.any(dim=1)
+    fitted = fits.any(dim=1)
     fallback = torch.minimum(largest, (largest.flip(0) * 8 + 3) // 6)
-    height, width = torch.where(found, chosen, fallback)
-    return height, width, found
+    height, width = torch.where(fitted, chosen, fallback)
+    return height, width, fitted
 
 
 def cut(images: Sequence[np.ndarray], windows: Windows, augmentation: Augmentation) -> Tensor:
-    """Windows of images in main memory, mirrored, normalised.
+    """Crops, mirrors and normalizes windows of images in main memory.
 
     Args:
         images: B arrays (h, w, C) uint8, contiguous, C = augmentation.channels.
 
     Returns:
-        (B, C, crop, crop) float32 in channels-last order, which is the order of the pixels.
+        (B, C, crop, crop) float32, channels last in memory, as the pixels are.
     """
     size, C = augmentation.crop, augmentation.channels
     offset, gain = (np.tile(each, size) for each in normalisation(augmentation))
     mirrored = np.arange(size * C).reshape(size, C)[::-1].reshape(-1)
-    # NumPy asks for huge pages where torch does not: a fresh batch of torch's costs twice as much in page faults as all
-    # the arithmetic.
+    # NumPy requests huge pages and torch does not: page faults of a new torch tensor cost twice as much as all the
+    # arithmetic.
     out = np.empty((len(images), size, size * C), np.float32)
     for image, row, top, left, height, width, flip in zip(images, out, *(each.tolist() for each in windows)):
         pixels = _window(image, top, left, height, width, size)
@@ -207,17 +217,17 @@ def cut(images: Sequence[np.ndarray], windows: Windows, augmentation: Augmentati
 
 
 def normalisation(augmentation: Augmentation) -> tuple[np.ndarray, np.ndarray]:
-    """(pixel - offset) · gain, in float32, is (pixel / 255 - mean) / std.  # (C,), (C,)"""
+    """Returns offset and gain such that (pixel - offset) · gain is (pixel / 255 - mean) / std in float32.  # (C,), (C,)"""
     mean, std = np.array(augmentation.mean), np.array(augmentation.std)
     return (255 * mean).astype(np.float32), (1 / (255 * std)).astype(np.float32)
 
 
 def _window(image: np.ndarray, top: int, left: int, height: int, width: int, size: int) -> np.ndarray:
-    """The window of one image as rows of bytes, a view where possible.  # (size, size·C) uint8"""
+    """Returns the window of one image as rows of bytes, without a copy where possible.  # (size, size·C) uint8"""
     h, w, C = image.shape
     if (height, width) != (size, size):
         part = torch.from_numpy(image[top : top + height, left : left + width].copy())
-        part = part[None].permute(0, 3, 1, 2)  # in this order torch sees channels-last and answers in kind
+        part = part[None].permute(0, 3, 1, 2)  # torch recognizes this as channels-last and returns the same
         part = F.interpolate(part, (size, size), mode="bilinear", antialias=True, align_corners=False)
         return part.permute(0, 2, 3, 1).numpy().reshape(size, size * C)
     if 0 <= top <= h - size and 0 <= left <= w - size:
@@ -236,16 +246,16 @@ def cut_resident(
     norm: tuple[Tensor, Tensor],
     reach: int = 0,
 ) -> Tensor:
-    """`cut` for images that lie on a device one after the other: a few kernels for all of them, no wait for the host.
+    """`cut` for images that are stored one after the other on a device: a few kernels per batch, no wait for the host.
 
-    Equal to `cut` bit for bit, except that a resized window may be one grey level off (its sums are rounded elsewhere).
+    Equal to `cut` bit for bit, except that a resized window may differ by one gray level (its sums are rounded differently).
 
     Args:
         table: (pixels of all images, C) uint8.
         starts: (B,) the first pixel of each image in `table`.
         heights, widths: (B,) of the images.
         norm: `normalisation` on the device.
-        reach: 0 where every window is size × size; else no window is longer, and all are resized.
+        reach: 0 if every window is size × size; otherwise the longest possible side of a window, and all are resized.
     """
     offset, gain = norm
     step = torch.arange(reach or size, device=table.device)
@@ -265,7 +275,7 @@ def cut_resident(
 
 
 def _resample(length: Tensor, flip: Tensor, size: int, reach: int) -> Tensor:
-    """Weights that resize the first `length` of `reach` pixels to `size`: bilinear, antialiased.  # (B, size, reach)"""
+    """Returns the weights that resize the first `length` of `reach` pixels to `size`, antialiased.  # (B, size, reach)"""
     scale = length.float()[:, None, None] / size
     out = torch.arange(size, device=length.device).expand(len(length), -1)
     out = torch.where(flip[:, None] > 0, size - 1 - out, out)
@@ -276,5 +286,5 @@ def _resample(length: Tensor, flip: Tensor, size: int, reach: int) -> Tensor:
 
 
 def longest_window(augmentation: Augmentation) -> int:
-    """The `reach` of training windows: 0 where none is resized, else 4/3 of the shorter side and room to round."""
+    """Returns `reach` for training windows: 0 if none is resized, otherwise 4/3 of the shorter side, rounded up."""
     return -(-augmentation.resize * 4 // 3) + 1 if augmentation.kind == "resized_crop" else 0

@@ -1,12 +1,12 @@
-"""BN-Inception, the paper's third trunk: GoogLeNet's successor from "Batch Normalization" (Ioffe and Szegedy, 2015)."""
+"""BN-Inception, the paper's third trunk, from "Batch Normalization" (Ioffe and Szegedy, 2015)."""
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 WIDTH = 1024
-# One row a block: 1×1 │ 3×3 reduce, 3×3 │ double 3×3 reduce, double 3×3 │ pool, its projection.
-# A block without a 1×1 has stride 2 and passes its pooled input on as it is.
+# One row per block: 1×1 │ 3×3 reduce, 3×3 │ double 3×3 reduce, double 3×3 │ pool, its projection.
+# A block without a 1×1 has stride 2 and no projection after its pooling.
 BLOCKS = {
     "3a": (64, 64, 64, 64, 96, "avg", 32),
     "3b": (64, 64, 96, 64, 96, "avg", 64),
@@ -22,19 +22,19 @@ BLOCKS = {
 
 
 class BNInception(nn.Module):
-    """RGB images to a map of 1024 channels, 1/32 of the size.
+    """Maps RGB images to 1024 channels at 1/32 of the size.
 
-    The state dict is flat and named as in the converted Caffe files that circulate: `conv1_7x7_s2`, `conv2_3x3_reduce`,
+    The state dict is flat and named as in the common conversions from Caffe: `conv1_7x7_s2`, `conv2_3x3_reduce`,
     `conv2_3x3`, and for each block `inception_3a_` followed by `1x1`, `3x3_reduce`, `3x3`, `double_3x3_reduce`,
-    `double_3x3_1`, `double_3x3_2` or `pool_proj`; the normalisation of a convolution has its name with `_bn` added. Those
-    files were trained on blue, green, red, so the channels are turned round on the way in.
+    `double_3x3_1`, `double_3x3_2` or `pool_proj`; the batch norm of a convolution has its name with `_bn` appended. Those
+    weights were trained on blue, green, red, so the channels are reversed at the input.
 
     Example:
         >>> BNInception().eval()(torch.zeros(1, 3, 64, 64)).shape
         torch.Size([1, 1024, 2, 2])
     """
 
-    # What xbm_app.models.fused.fuse puts other ways of computing the same in place of.
+    # xbm_app.models.fused.fuse replaces these by kernels that compute the same.
     _norm_relu = staticmethod(lambda norm, x: F.relu(norm(x), inplace=True))
     _max_pool = staticmethod(F.max_pool2d)
 
@@ -65,7 +65,7 @@ class BNInception(nn.Module):
         return self._norm_relu(self.get_submodule(name + "_bn"), self.get_submodule(name)(x))
 
     def _halve(self, x: Tensor) -> Tensor:
-        """3×3 max-pooling with stride 2 as Caffe rounds: windows start at the edge and the last one may hang over."""
+        """3×3 max pooling with stride 2, rounded as in Caffe: no padding, and the last window may exceed the edge."""
         return self._max_pool(x, 3, 2, 0, ceil_mode=True)
 
     def _block(self, name: str, x: Tensor) -> Tensor:
@@ -79,7 +79,7 @@ class BNInception(nn.Module):
             pooled = F.avg_pool2d(x, 3, 1, 1) if pool == "avg" else self._max_pool(x, 3, 1, 1)
             branches.append(self._conv(block + "pool_proj", pooled))
         else:
-            # The strided convolutions round an odd side up, so the pool gets a zero more: no maximum after a ReLU notices.
+            # The strided convolutions round an odd side up, so the pool is padded by a zero, which is no maximum after ReLU.
             odd = x.shape[2] % 2, x.shape[3] % 2
             branches.append(self._halve(F.pad(x, (0, odd[1], 0, odd[0])) if any(odd) else x))
         return torch.cat(branches, 1)

@@ -1,4 +1,4 @@
-"""A trunk, a pooling, a linear head: images to points on the unit sphere."""
+"""The embedding model: a trunk, pooling, and a linear head onto the unit sphere."""
 
 from typing import Any
 
@@ -13,13 +13,13 @@ POOLINGS = ("average", "max")
 
 
 class EmbeddingModel(nn.Module):
-    """Images to embeddings; `build_model` makes one.
+    """Maps images to embeddings. `build_model` returns one.
 
     Attributes:
-        dim: D, of the embeddings.
+        dim: D, the dimension of the embeddings.
         channels: of the images.
-        mean, std: of each channel, what the images must be normalised with after scaling their pixels to [0, 1].
-        frozen_batch_norm: whether batch normalisation keeps its statistics in training: see `freeze_batch_norm`.
+        mean, std: of each channel; images must be normalized with these after scaling their pixels to [0, 1].
+        frozen_batch_norm: whether batch norm keeps its statistics in training; see `freeze_batch_norm`.
     """
 
     def __init__(self, trunk: Trunk, dim: int = 512, pooling: str = "average") -> None:
@@ -27,9 +27,9 @@ class EmbeddingModel(nn.Module):
         if pooling not in POOLINGS:
             raise unknown("pooling", pooling, POOLINGS)
         if dim < 1:
-            raise InputError(f"an embedding cannot have {dim} dimensions: give 1 or more")
+            raise InputError(f"the dimension of an embedding must be at least 1, got {dim}")
         if trunk.pools and pooling != "average":
-            raise InputError("this timm model pools in a way of its own: leave pooling at average, or choose another trunk")
+            raise InputError("this timm model has its own pooling: leave pooling at average, or choose another trunk")
         self.trunk = trunk.net
         self.head = nn.Linear(trunk.width, dim)
         self.dim, self.pooling = dim, pooling
@@ -38,28 +38,28 @@ class EmbeddingModel(nn.Module):
         self._prefix = trunk.prefix
 
     def forward(self, images: Tensor) -> Tensor:
-        """Embeddings.
+        """Returns the embeddings.
 
         Args:
-            images: (B, channels, H, W), normalised.
+            images: (B, channels, H, W), normalized.
 
         Returns:
-            (B, D) float32 under autocast too, rows of unit length.
+            (B, D) float32, also under autocast; rows of unit length.
         """
         return F.normalize(self.logits(images).float())
 
     def logits(self, images: Tensor) -> Tensor:
-        """What the head answers, of any length: class scores where the head is trained to classify.  # (B, D)"""
+        """Returns the head's output before normalization: class scores if the head is trained to classify.  # (B, D)"""
         return self.head(self._pool(images))
 
     def pooled(self, images: Tensor) -> Tensor:
-        """What the head receives, on the unit sphere: the supplementary's drift study looks here.  # (B, width) float32"""
+        """Returns the pooled features on the unit sphere, which the paper's drift study uses.  # (B, width) float32"""
         return F.normalize(self._pool(images).float())
 
     def _pool(self, images: Tensor) -> Tensor:
         if images.dim() != 4 or images.shape[1] != self.channels or not images.is_floating_point():
             raise InputError(
-                f"images are {tuple(images.shape)} {images.dtype}: pass floats (B, {self.channels}, H, W), normalised by "
+                f"images are {tuple(images.shape)} {images.dtype}: pass floats (B, {self.channels}, H, W), normalized with "
                 "model.mean and model.std"
             )
         positions = _positions(self.trunk(images), self.head.in_features, self._prefix)
@@ -75,10 +75,10 @@ class EmbeddingModel(nn.Module):
 
 
 def _positions(features: Tensor, width: int, prefix: int) -> Tensor:
-    """What a trunk answers, map or tokens, with one column a place in the image.  # (B, width, places)"""
+    """Converts the output of a trunk, a map or tokens, to one column per position.  # (B, width, positions)"""
     if features.dim() == 3:  # tokens
         return features[:, prefix:].mT
-    if features.dim() == 4 and features.shape[1] != width:  # a map whose channels come last
+    if features.dim() == 4 and features.shape[1] != width:  # channels last
         features = features.permute(0, 3, 1, 2)
     return features.flatten(2) if features.dim() == 4 else features[:, :, None]
 
@@ -86,14 +86,14 @@ def _positions(features: Tensor, width: int, prefix: int) -> Tensor:
 def build_model(
     trunk: str = "googlenet", dim: int = 512, pooling: str = "average", weights: str = "imagenet", channels: int = 3
 ) -> EmbeddingModel:
-    """An embedding model.
+    """Builds an embedding model.
 
     Args:
         trunk: "googlenet", "resnet50", "resnet50_v1" (stride on the 1×1 convolution), "bn_inception",
             "efficientnet_lite0", "small" (for images of about 32 × 32), or "timm/NAME" for any model of timm.
         pooling: "average" (the paper), or "max" (its released code).
         weights: "imagenet", "none", or the path of a .safetensors or .pth file.
-        channels: of the images: 3, or for the small trunk any number.
+        channels: of the images: 3, or any number for the small trunk.
 
     Example:
         >>> import torch
@@ -105,16 +105,16 @@ def build_model(
 
 
 def freeze_batch_norm(model: EmbeddingModel) -> None:
-    """Keeps batch normalisation in evaluation mode from now on, whatever `model.train()` says.
+    """Keeps batch norm in evaluation mode from now on, also after `model.train()`.
 
-    Its statistics stay those of the weights; its scale and shift are still trained.
+    Its statistics stay those of the pretrained weights; its scale and shift are still trained.
     """
     model.frozen_batch_norm = True
     model.train(model.training)
 
 
 def parameter_groups(model: EmbeddingModel, lr: float, trunk_lr_scale: float = 1.0) -> list[dict[str, Any]]:
-    """Parameter groups for an optimizer: the trunk, at `lr · trunk_lr_scale`, and the head, at `lr`.
+    """Returns parameter groups for an optimizer: the trunk with `lr · trunk_lr_scale`, and the head with `lr`.
 
     Example:
         >>> model = build_model("small", dim=8, weights="none", channels=1)
@@ -122,7 +122,7 @@ def parameter_groups(model: EmbeddingModel, lr: float, trunk_lr_scale: float = 1
         [('trunk', 0.5), ('head', 1.0)]
     """
     if not trunk_lr_scale >= 0:
-        raise InputError(f"the trunk's learning rate cannot be {trunk_lr_scale} times the head's: give 0 or more")
+        raise InputError(f"trunk_lr_scale must be at least 0, got {trunk_lr_scale}")
     return [
         {"name": "trunk", "params": list(model.trunk.parameters()), "lr": lr * trunk_lr_scale},
         {"name": "head", "params": list(model.head.parameters()), "lr": lr},

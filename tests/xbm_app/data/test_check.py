@@ -7,8 +7,8 @@ import pytest
 from PIL import Image
 
 from xbm.errors import InputError
-from xbm_app.data.check import Problem, check_dataset, parts, report, skip_problems
-from xbm_app.data.images import Dataset, ImageSet, Protocol
+from xbm_app.data.check import Problem, check_dataset, report, skip_problems
+from xbm_app.data.images import Dataset, ImageSet, Protocol, parts
 
 
 def images(name: str, root: Path, labels: list[int], size=(31, 23), **more) -> ImageSet:

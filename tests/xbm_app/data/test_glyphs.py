@@ -1,18 +1,12 @@
 import hashlib
-import unicodedata
 
 import numpy as np
 import pytest
 from PIL import Image, ImageDraw, ImageFont
 
 from xbm.errors import InputError
-from xbm_app.data import glyph_classes as classes
 from xbm_app.data import glyphs
-from xbm_app.data.glyph_classes import CANVAS
-from xbm_app.data.glyph_render import TYPEFACES, charmap, draw, font_file, normalise, read_outlines
-from xbm_app.data.glyph_sheet import closest_pairs, near_neighbours_sheet
-from xbm_app.data.images import Dataset, Protocol
-from xbm_app.data.sheet import contact_sheet
+from xbm_app.data.glyphs import draw, font_file, glyph_classes, normalise, read_outlines
 
 # The bytes of a build, whole and in part. They change with the recipe and with the fonts, and with nothing else.
 SOME_VIEWS = "5fbd63dcc95bf7ae"
@@ -42,7 +36,7 @@ def area(edges: np.ndarray) -> float:
     return abs(float((x0 * y1 - x1 * y0).sum())) / 2
 
 
-# ---------------------------------------------------------------------------------------------------------- drawing
+# -------------------------------------------------------------------------------------------------------------- drawing
 
 
 def test_coverage_sums_to_the_area_under_any_affine_map():
@@ -84,119 +78,22 @@ def test_scale_and_position_are_normalised_away():
     assert again.min() == -0.5 and again.max() == 0.5
 
 
-# ---------------------------------------------------------------------------------------------------------- classes
-
-
-def test_there_are_many_classes_and_each_has_six_to_sixteen_typefaces_that_really_draw_it():
-    chosen = classes.glyph_classes()
-    assert len(chosen) >= 900
-    assert len({code for code, _ in chosen}) == len(chosen)
-    for code, typefaces in chosen:
-        assert 6 <= len(set(typefaces)) <= 16
-        assert all(code in charmap(TYPEFACES[k]) for k in typefaces)
-
-
-@pytest.mark.parametrize(
-    "alike",
-    [
-        "AΑА",
-        "Cc",
-        "CСϹ",
-        "oO0оΟ",
-        "lI|",
-        "-–—",
-        ".·•",
-        "xX×",
-        "ĆćĊ",
-        "\u00b5\u03bc",
-        "\u03a9\u2126",
-        "2²",
-        "/∕⁄",
-        "sS",
-        "ŞȘ",
-        "ĕě",
-    ],
-)
-def test_of_look_alikes_at_most_one_is_a_class(alike):
-    codes = {code for code, _ in classes.glyph_classes()}
-    assert sum(ord(character) in codes for character in alike) <= 1
-
-
-def test_characters_that_differ_in_shape_stay():
-    codes = {code for code, _ in classes.glyph_classes()}
-    assert {ord(c) for c in "ABEFGHKLMNPQRTUWYabdeqt234579&@#$ЖФЩΔΣΨ←→"} <= codes
-
-
-def test_the_first_of_look_alikes_is_kept_and_an_accented_look_alike_goes_with_its_letter():
-    found = classes.candidates({ord(character) for character in "CcСGĆć"})
-    chosen = classes.choose_classes(found, quiet=True)
-    assert [chr(code) for code, _ in chosen] == ["C", "G", "Ć"]
-
-
-def test_a_character_loses_drawings_that_are_taken_and_is_left_out_when_they_are_more_than_a_quarter():
-    def drawings(code: int, letters: str) -> classes.Drawings:
-        outlines = [normalise(edges) for edges in read_outlines("DejaVuSans", [ord(letter) for letter in letters])]
-        return classes.Drawings(code, tuple(range(len(letters))), outlines)
-
-    found = [drawings(70, "ABEFKLMN"), drawings(71, "AGBHQRX8"), drawings(72, "TUYWE4FN2"), drawings(73, "aAdqy3")]
-    chosen = classes.choose_classes(found, quiet=True)
-    assert chosen == [(70, tuple(range(8))), (71, (1, 3, 4, 5, 6, 7))]
-
-
-def test_classes_that_were_chosen_are_apart_at_every_turn_and_across_typefaces():
-    chosen = classes.glyph_classes()[::29]
-    drawings = [(code, t) for code, typefaces in chosen for t in typefaces[::2]]
-    outlines = [normalise(read_outlines(TYPEFACES[t], [code])[0]) for code, t in drawings]
-    code = np.array([code for code, _ in drawings])
-    ink, far = classes.ink_and_far(classes.turned(outlines, classes.TURNS[0]))
-    for turn in classes.TURNS:
-        apart = classes.unmatched(*classes.ink_and_far(classes.turned(outlines, turn)), ink, far)
-        assert not (classes.alike(apart, ink, ink) & (code[:, None] != code[None])).any()
-
-
-def test_unmatched_ink_is_counted_beyond_the_tolerance_and_on_the_worse_side():
-    images = np.zeros((2, classes.CANVAS, classes.CANVAS), np.uint8)
-    images[0, 5:8, 5:8] = images[1, 6:9, 6:9] = classes.LEVELS  # one pixel off: matched
-    images[1, 20:23, 10:12] = classes.LEVELS  # six pixels of its own
-    ink, far = classes.ink_and_far(images)
-    assert classes.unmatched(ink, far, ink, far).tolist() == [[0, 6], [6, 0]]
-
-
-def test_spaces_marks_variants_and_patterns_are_no_candidates():
-    for character in " \u0301\u200b\ue000²½①ℂ⠿█│ấ":
-        assert not classes.is_candidate(ord(character)), unicodedata.name(character, character)
-    for character in "Aé5+ﬁЖ":
-        assert classes.is_candidate(ord(character))
-
-
-def test_the_table_reads_back_what_was_written(tmp_path, monkeypatch):
-    chosen = [(0x41, (0, 3, 15)), (0x1E9E, (1, 2))]
-    (tmp_path / "table").write_text(classes.table(chosen), encoding="utf-8")
-    monkeypatch.setattr(classes, "TABLE", tmp_path / "table")
-    assert classes.glyph_classes.__wrapped__() == tuple(chosen)
-
-
-@pytest.mark.slow
-def test_the_table_is_what_the_measurement_gives():
-    assert tuple(classes.choose_classes(classes.candidates())) == classes.glyph_classes()
-
-
-# ------------------------------------------------------------------------------------------------------------ views
+# ---------------------------------------------------------------------------------------------------------------- views
 
 
 def test_bytes_are_the_same_in_every_build_and_on_every_machine():
-    some = classes.glyph_classes()[7::60]
+    some = glyph_classes()[7::60]
     assert digest(glyphs.make_views(some, 32, 0)) == digest(glyphs.make_views(some, 32, 0)) == SOME_VIEWS
 
 
 @pytest.mark.slow
 def test_all_bytes_are_the_same_in_two_builds_and_on_every_machine():
-    every = classes.glyph_classes()
+    every = glyph_classes()
     assert digest(glyphs.make_views(every, 32, 0)) == digest(glyphs.make_views(every, 32, 0)) == ALL_VIEWS
 
 
 def test_a_view_depends_on_its_character_typeface_and_seed_alone():
-    pair = classes.glyph_classes()[100:102]
+    pair = glyph_classes()[100:102]
     both, second = glyphs.make_views(pair, 27, 5), glyphs.make_views(pair[1:], 27, 5)
     assert both.shape[1:] == (27, 27) and both.dtype == np.uint8
     assert np.array_equal(both[len(pair[0][1]) :], second)
@@ -228,13 +125,13 @@ def test_grain_has_the_standard_deviation_that_it_names():
     assert images.mean() == pytest.approx(127.5, abs=1)
 
 
-# -------------------------------------------------------------------------------------------------- the data set
+# --------------------------------------------------------------------------------------------------------- the data set
 
 
 def test_classes_are_split_in_halves_that_share_none(data):
     train, test = data.train, data.protocols[0].query
     assert not set(train.class_names) & set(test.class_names)
-    assert train.num_classes + test.num_classes == len(classes.glyph_classes())
+    assert train.num_classes + test.num_classes == len(glyph_classes())
     assert 0 <= train.num_classes - test.num_classes <= 1
     assert np.bincount(train.labels).min() >= 6 and np.bincount(test.labels).max() <= 16
     assert data.protocols[0].gallery is None and data.protocols[0].ks == (1, 2, 4, 8)
@@ -249,7 +146,7 @@ def test_another_seed_splits_and_draws_anew(data):
 def test_labels_follow_the_images(data):
     name = data.train.class_names[17]
     code = int(name.split()[0][2:], 16)
-    typefaces = dict(classes.glyph_classes())[code]
+    typefaces = dict(glyph_classes())[code]
     alone = glyphs.make_views([(code, typefaces)], 32, 0)
     assert np.array_equal(data.train.pixels[data.train.labels == 17], alone)
 
@@ -303,35 +200,3 @@ def test_the_cache_folder_is_the_users_to_choose(monkeypatch, tmp_path):
 def test_a_size_out_of_range_is_an_error_that_names_the_range(size):
     with pytest.raises(InputError, match="16 to 256"):
         glyphs.read_glyphs(size=size)
-
-
-# ------------------------------------------------------------------------------------------------------------ sheets
-
-
-def test_a_contact_sheet_places_and_frames_its_images():
-    images = [np.full((5, 7), 10 * k, np.uint8) for k in range(5)]
-    sheet = np.asarray(contact_sheet(images, columns=2, frames=[None, (0, 255, 0), None, None, None]))
-    assert sheet.shape == (3 * 9, 2 * 11, 3)
-    assert sheet[9 + 4, 11 + 5].tolist() == [30, 30, 30]
-    assert sheet[0, 11].tolist() == [0, 255, 0] and sheet[0, 0].tolist() == sheet[20, 15].tolist() == [128] * 3
-
-
-def test_the_closest_classes_are_found_by_both_measures():
-    images = np.zeros((6, CANVAS, CANVAS), np.uint8)
-    images[0, 4:12, 4:9] = images[1, 2:20, 20:23] = 15  # class 70
-    images[2, 18:24, 2:26] = images[3, 13:15, 3:19] = 15  # class 80
-    images[4, 4:12, 5:13] = images[5, 22:26, 3:7] = 15  # class 90: its first drawing is nearly the first of class 70
-    code = np.array([70, 70, 80, 80, 90, 90])
-    by_ink, by_picture = closest_pairs(images, code, 2)
-    assert by_ink[0] == by_picture[0] == (0, 4)
-    assert len(by_ink) == len(by_picture) == 2
-
-
-def test_the_sheet_of_near_neighbours_draws_train_and_test_classes_together(data):
-    train, query = data.train, data.protocols[0].query
-    small = train.select(np.flatnonzero(train.labels < 9))
-    test = query.select(np.flatnonzero(query.labels % 60 == 7))
-    sheet = near_neighbours_sheet(Dataset("glyphs", small, (Protocol("test", test, (1,)),)), pairs=10)
-    assert sheet.size == (4 * 6 * 36 * 2, 3 * 2 * 36 * 2)
-    view = np.asarray(sheet)[36 * 2 :: 2, ::2, 0][2:34, 2:34]
-    assert (np.concatenate([small.pixels, test.pixels]) == view).all(axis=(1, 2)).sum() == 1

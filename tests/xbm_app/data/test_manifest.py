@@ -7,7 +7,7 @@ import pytest
 
 from xbm.errors import InputError
 from xbm_app.data.images import ImageSet
-from xbm_app.data.manifest import describe
+from xbm_app.data.store import describe
 
 PIXELS = np.arange(3 * 4 * 4, dtype=np.uint8).reshape(3, 4, 4)
 

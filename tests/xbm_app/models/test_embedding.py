@@ -143,7 +143,7 @@ def test_an_optimizer_moves_each_group_at_its_own_rate() -> None:
 
 
 def test_a_negative_scale_is_refused() -> None:
-    with pytest.raises(InputError, match="give 0 or more"):
+    with pytest.raises(InputError, match="trunk_lr_scale must be at least 0"):
         parameter_groups(small(), 0.1, trunk_lr_scale=-1)
 
 
@@ -161,7 +161,7 @@ def test_an_unknown_pooling_names_the_two() -> None:
 
 
 def test_an_embedding_needs_a_dimension() -> None:
-    with pytest.raises(InputError, match="0 dimensions"):
+    with pytest.raises(InputError, match="must be at least 1, got 0"):
         small(dim=0)
 
 

@@ -13,7 +13,7 @@ import torchvision
 from torch import Tensor, nn
 
 from xbm.errors import InputError
-from xbm_app.models.trunks import TRUNKS, Trunk, build_trunk
+from xbm_app.models.trunks import TRUNKS, SmallNet, Trunk, build_trunk
 
 SIZES = {"googlenet": 1024, "resnet50": 2048, "resnet50_v1": 2048, "bn_inception": 1024, "efficientnet_lite0": 1280}
 
@@ -163,7 +163,7 @@ def test_no_network_says_where_timms_file_is(monkeypatch: pytest.MonkeyPatch) ->
     ("name", "remedy"),
     [
         ("bn_inception", "download http://data.lip6.fr/cadene/pretrainedmodels/bn_inception-52deb4733.pth"),
-        ("resnet50_v1", "take trunk resnet50"),
+        ("resnet50_v1", "use trunk resnet50"),
         ("small", "--set model.weights=none"),
     ],
 )
@@ -201,6 +201,25 @@ def test_a_misspelt_timm_model_names_a_few_near_ones_only() -> None:
 def test_an_unknown_timm_tag_names_those_there_are() -> None:
     with pytest.raises(InputError, match=r"did you mean 'resnet18\.a1_in1k'"):
         build_trunk("timm/resnet18.a1_in1", "none", 3)
+
+
+@pytest.mark.parametrize(("channels", "height", "width"), [(1, 32, 32), (3, 35, 50), (2, 16, 105)])
+def test_images_of_any_size_become_a_map_of_a_sixteenth(channels: int, height: int, width: int) -> None:
+    net = SmallNet(channels)
+    assert net(torch.randn(2, channels, height, width)).shape == (2, net.width, height // 16, width // 16)
+
+
+def test_every_parameter_of_the_small_trunk_receives_a_gradient() -> None:
+    net = SmallNet(1)
+    net(torch.randn(7, 1, 32, 32)).square().sum().backward()
+    assert all(each.grad is not None and each.grad.abs().sum() > 0 for each in net.parameters())
+
+
+def test_the_small_trunk_normalizes_the_batch_in_training_and_images_are_apart_in_testing() -> None:
+    net, images = SmallNet(1), torch.randn(5, 1, 32, 32)
+    assert not torch.allclose(net(images)[:1], net(images[:1]), atol=1e-4)
+    net.eval()
+    torch.testing.assert_close(net(images)[:1], net(images[:1]))
 
 
 @pytest.mark.parametrize("name", [*SIZES, "timm/test_vit"])

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from xbm.errors import InputError
+from xbm.errors import DamagedFileError, InputError
 from xbm_app.models.weights import State, download, fit_weights, read_weights
 
 
@@ -122,8 +122,24 @@ def test_code_in_a_file_is_refused_and_not_run(tmp_path: Path, capsys: pytest.Ca
 @pytest.mark.parametrize("content", [b"", b"not weights at all, but longer than a header"])
 def test_a_damaged_file_is_one_sentence(tmp_path: Path, name: str, content: bytes) -> None:
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(InputError, match=name):
+    with pytest.raises(DamagedFileError, match=name) as caught:
         read_weights(tmp_path / name)
+    assert caught.value.path == tmp_path / name and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("error", [MemoryError, torch.OutOfMemoryError])
+def test_out_of_memory_is_not_taken_for_a_damaged_file_or_a_failed_download(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    def fail(*_: object, **__: object) -> State:
+        raise error("full")
+
+    (tmp_path / "a.pth").touch()
+    monkeypatch.setattr(torch, "load", fail)
+    with pytest.raises(error):
+        read_weights(tmp_path / "a.pth")
+    with pytest.raises(error):
+        download("googlenet", fail, "remedy")()
 
 
 @pytest.mark.parametrize("content", [[1, 2], {}, {"weight": 3}])

@@ -177,7 +177,7 @@ def test_a_store_serves_a_part_of_what_it_holds(own, tmp_path):
         (Data(name="car"), "did you mean 'cars'"),
         (Data(name="cars"), r"give --root DIR \(data.root\)"),
         (Data(name="own"), r"give --data DIR \(data.root\)"),
-        (Data(name="own", root="/no/such/folder"), "/no/such/folder is no folder"),
+        (Data(name="own", root="/no/such/folder"), "/no/such/folder is not a folder"),
         (Data(name="own", root="/no/such/list.csv"), "/no/such/list.csv is missing"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The paper's six benchmarks and Omniglot, each read from the files that its owners hand out."""
+"""The paper's six benchmarks and Omniglot, each read from the files of its official release."""
 
 from pathlib import Path
 
@@ -21,14 +21,14 @@ BENCHMARKS: dict[str, Benchmark] = {
 
 
 def get_benchmark(name: str) -> Benchmark:
-    """The benchmark of that name; a name that does not exist is an error with the nearest one that does."""
+    """Returns the benchmark of that name; an unknown name is an error that suggests the nearest one."""
     if name not in BENCHMARKS:
         raise unknown("benchmark", name, BENCHMARKS)
     return BENCHMARKS[name]
 
 
 def read_benchmark(name: str, root: str | Path) -> Dataset:
-    """Reads a benchmark from the folder that it was unpacked in.
+    """Reads a benchmark from the folder it was unpacked in.
 
     Example:
         >>> sorted(BENCHMARKS)
@@ -36,5 +36,5 @@ def read_benchmark(name: str, root: str | Path) -> Dataset:
     """
     benchmark, folder = get_benchmark(name), Path(root)
     if not folder.is_dir():
-        raise InputError(f"{folder} is no folder: give the one that {benchmark.title} was unpacked in")
+        raise InputError(f"{folder} is not a folder: give the one that {benchmark.title} was unpacked in")
     return benchmark.read(folder)

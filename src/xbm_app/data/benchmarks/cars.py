@@ -1,20 +1,20 @@
-"""Cars-196: models of cars; the first 98 in the owners' order train, the others test. Bounding boxes are not used.
+"""Cars-196: car models; the first 98 in the official order are for training, the others for testing. Boxes are not used.
 
-The owners' order is not alphabetical (class 6, an Acura Integra, follows four Acuras that sort behind it), so it comes
+The official order is not alphabetical (class 6, an Acura Integra, follows four Acuras that sort after it), so it is read
 from a .mat file or from indices in the folder names, never from sorted names.
 """
 
 import re
+import zlib
 from bisect import bisect
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
-from xbm.errors import InputError
+from xbm.errors import DamagedFileError, InputError
 from xbm_app.data.benchmarks.benchmark import Benchmark, Count
-from xbm_app.data.images import Dataset, Protocol
-from xbm_app.data.listing import IMAGE_SUFFIXES, Row, image_set, inside, refuse_two_labels
+from xbm_app.data.images import IMAGE_SUFFIXES, Dataset, Protocol, Row, image_set, inside, refuse_two_labels
 
 KS = (1, 2, 4, 8, 16, 32)
 CLASSES, TRAIN_CLASSES, IMAGES = 196, 98, 16_185
@@ -81,7 +81,7 @@ def _from_folders(root: Path) -> list[tuple[int, Row]]:
         number = int(indexed[1]) if indexed else key.get(_letters(folder.name))
         if number is None:
             raise InputError(
-                f"{folder}: nothing tells which of the 196 classes this is, and the owners' order is not alphabetical; "
+                f"{folder}: the number of this class is unknown, and the official order is not alphabetical; "
                 "put cars_annos.mat or devkit/cars_meta.mat at the root, or name the folder NNN.class name"
             )
         name = indexed[2] if indexed else folder.name
@@ -107,7 +107,7 @@ def _class_folders(root: Path) -> Iterator[Path]:
 
 
 def _letters(name: str) -> str:
-    """A class name without what file systems change in it: `Ram C/V` and `Ram C-V` are one."""
+    """Removes what file systems change in a class name: `Ram C/V` and `Ram C-V` are the same."""
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
@@ -125,18 +125,22 @@ def _official_names(root: Path) -> list[str] | None:
 
 def _load(file: Path) -> dict[str, np.ndarray]:
     from scipy.io import loadmat
+    from scipy.io.matlab import MatReadError
 
     if not file.is_file():
         raise InputError(f"{file} is missing: it holds the labels; get it from the data's owner")
     try:
         return dict(loadmat(str(file), squeeze_me=True))
-    except Exception as error:  # scipy raises half a dozen unrelated types on a damaged file
-        raise InputError(f"{file} is no readable .mat file ({error}): get it anew from the data's owner") from None
+    # scipy raises all of these on damaged files, and NotImplementedError for another version of the format
+    except (MatReadError, OSError, EOFError, ValueError, TypeError, LookupError, NotImplementedError, zlib.error) as error:
+        raise DamagedFileError(
+            file, f"{file} is no readable .mat file ({error}): download it again from the data's owner"
+        ) from None
 
 
 def _names(file: Path, mat: dict[str, np.ndarray]) -> list[str]:
     if "class_names" not in mat:
-        raise InputError(f"{file} has no `class_names`: get it anew from the data's owner")
+        raise InputError(f"{file} has no `class_names`: download it again from the data's owner")
     names = [str(name) for name in np.atleast_1d(mat["class_names"])]
     _refuse_same_name(dict(enumerate(names, start=1)), str(file))
     return names
@@ -146,39 +150,39 @@ def _refuse_same_name(names: dict[int, str], where: str) -> None:
     first: dict[str, int] = {}
     for number, name in names.items():
         if first.setdefault(name, number) != number:
-            raise InputError(f"{where}: classes {first[name]} and {number} are both named {name!r}; mend one of them")
+            raise InputError(f"{where}: classes {first[name]} and {number} are both named {name!r}; rename one of them")
 
 
 def _annotated(file: Path, mat: dict[str, np.ndarray], field: str, prefix: str, names: list[str]) -> Iterator[tuple[int, Row]]:
     table = np.atleast_1d(mat.get("annotations", np.empty(0)))
     if table.dtype.names is None or field not in table.dtype.names or "class" not in table.dtype.names:
-        raise InputError(f"{file} has no `annotations` with {field} and class: get it anew from the data's owner")
+        raise InputError(f"{file} has no `annotations` with {field} and class: download it again from the data's owner")
     for position, (path, number) in enumerate(zip(table[field], table["class"]), start=1):
         where = f"{file}, annotation {position}"
         if not 1 <= int(number) <= len(names):
-            raise InputError(f"{where}: class {number} has no name among the {len(names)} there are; get it anew")
+            raise InputError(f"{where}: class {number} has no name among the {len(names)} there are; download it again")
         yield int(number), Row(inside(prefix + inside(str(path), where), where), names[int(number) - 1], where)
 
 
 def missing(dataset: Dataset, total: int = IMAGES) -> list[str]:
-    """Names the images that a folder of class folders lacks, from the gaps in its numbering.
+    """Names the images that are missing in a folder of class folders, from gaps in their numbering.
 
-    Files named {train,test}_NNNNNN carry the number that the owners gave the image among all 16,185. The images of a
-    class are numbered in a row, so the neighbours of a gap tell its folder. Other namings give no such answer.
+    Files named {train,test}_NNNNNN contain the official number of the image among all 16,185. The images of a class are
+    numbered consecutively, so the neighbors of a gap tell its folder. With other file names, missing images are unknown.
     """
-    found: dict[int, str] = {}
+    stems: dict[int, str] = {}
     for images in (dataset.train, dataset.protocols[0].query):
         for path in images.paths or ():
             match = re.fullmatch(r"(.*(?:train|test)_)(\d{6})\.\w+", path)
             if match is None:
                 return []
-            found[int(match[2])] = match[1]
-    present = sorted(found)
+            stems[int(match[2])] = match[1]
+    present = sorted(stems)
     lost = []
     for number in range(1, total + 1):
-        if number not in found:
+        if number not in stems:
             after = bisect(present, number)
-            beside = {found[present[position]] for position in (after - 1, after) if 0 <= position < len(present)}
+            beside = {stems[present[position]] for position in (after - 1, after) if 0 <= position < len(present)}
             lost.append(" or ".join(f"{stem}{number:06d}" for stem in sorted(beside)))
     return lost
 
@@ -192,7 +196,7 @@ CARS = Benchmark(
         "one of\n"
         "  cars_annos.mat, car_ims/NNNNNN.jpg\n"
         "  cars_train/, cars_test/, devkit/{cars_meta,cars_train_annos,cars_test_annos_withlabels}.mat\n"
-        "  NNN.class name/*, one folder a class, NNN = 1 to 196 in the owners' order (it is not alphabetical);\n"
+        "  NNN.class name/*, one folder per class, NNN = 1 to 196 in the official order (not alphabetical);\n"
         "  without NNN when cars_annos.mat or devkit/cars_meta.mat is there too"
     ),
     ks=KS,

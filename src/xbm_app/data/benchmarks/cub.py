@@ -1,20 +1,10 @@
-"""CUB-200-2011: 200 species of birds; the first 100 train, the others test. Bounding boxes are not used."""
+"""CUB-200-2011: 200 bird species; the first 100 are for training, the others for testing. Boxes are not used."""
 
 from pathlib import Path
 
 from xbm.errors import InputError
-from xbm_app.data.benchmarks.benchmark import Benchmark, Count
-from xbm_app.data.images import Dataset, Protocol
-from xbm_app.data.listing import (
-    Row,
-    class_order,
-    image_set,
-    inside,
-    read_lines,
-    refuse_two_labels,
-    split_fields,
-    whole_number,
-)
+from xbm_app.data.benchmarks.benchmark import Benchmark, Count, leave_one_out, read_lines, split_fields, whole_number
+from xbm_app.data.images import Dataset, Row, inside
 
 KS = (1, 2, 4, 8, 16, 32)
 TRAIN_CLASSES = 100
@@ -31,20 +21,18 @@ def read(root: Path) -> Dataset:
         label = whole_number(text, "class_id", where)
         if label not in names or image not in paths:
             other = "classes.txt" if label not in names else "images.txt"
-            raise InputError(f"{where}: names an id that {other} does not have; get both files anew")
+            raise InputError(f"{where}: names an id that {other} does not have; download both files again")
         path, place = paths.pop(image)
         half = train if label <= TRAIN_CLASSES else test
         half.append(Row("images/" + inside(path, place), names[label], where))
     if paths:
         path, place = next(iter(paths.values()))
-        raise InputError(f"{place}: {path} has no label in image_class_labels.txt; get both files anew")
-    refuse_two_labels(train + test)
-    query = image_set("cub test", root, test, class_order(test))
-    return Dataset("cub", image_set("cub train", root, train, class_order(train)), (Protocol("test", query, KS),))
+        raise InputError(f"{place}: {path} has no label in image_class_labels.txt; download both files again")
+    return leave_one_out("cub", root, train, test, KS)
 
 
 def _numbered(file: Path, columns: str) -> list[tuple[int, tuple[str, str]]]:
-    """(id, (text, where)) of each line; an id that occurs twice is an error."""
+    """Reads (id, (text, where)) of each line; an id that occurs twice is an error."""
     hint = "point --root at the folder that holds images.txt (CUB_200_2011)"
     seen: dict[int, str] = {}
     rows = []
@@ -52,7 +40,7 @@ def _numbered(file: Path, columns: str) -> list[tuple[int, tuple[str, str]]]:
         number, text = split_fields(line, columns, where)
         identity = whole_number(number, columns.split()[0], where)
         if identity in seen:
-            raise InputError(f"{where}: id {identity} already stands in {seen[identity]}; get the file anew")
+            raise InputError(f"{where}: id {identity} is already in {seen[identity]}; download the file again")
         seen[identity] = where
         rows.append((identity, (text, where)))
     return rows
@@ -63,7 +51,7 @@ def _classes(file: Path) -> dict[int, str]:
     places: dict[str, str] = {}
     for number, (name, where) in _numbered(file, "class_id class_name"):
         if name in places:
-            raise InputError(f"{where}: class {name!r} already stands in {places[name]}; get the file anew")
+            raise InputError(f"{where}: class {name!r} is already in {places[name]}; download the file again")
         names[number] = name
         places[name] = where
     return names

@@ -1,8 +1,8 @@
-"""DeepFashion2: clothes that users photographed are searched among the items of shop images, by ground-truth boxes.
+"""DeepFashion2: clothes in users' photographs are searched among the items in shop images, with ground-truth boxes.
 
-Follows the owners' evaluation: the queries are the items of user images with a style above 0; the gallery is every item
-of the shop images, those of style 0 included (they match no query, but can be found by mistake). An item matches when
-both pair_id and style agree. The owners keep the labels of the test set, so all of this is the validation set.
+As in the official evaluation, the queries are the items of user images with a style above 0. The gallery is every item of the
+shop images, including those of style 0, which match no query but can be retrieved by mistake. An item matches if both pair_id
+and style agree. The labels of the test set are not public, so the validation set is used.
 """
 
 import json
@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from xbm.errors import InputError, unknown
-from xbm_app.data.benchmarks.benchmark import Benchmark, Count
-from xbm_app.data.images import Dataset, Protocol
-from xbm_app.data.listing import Row, class_order, image_set
+from xbm_app.data.benchmarks.benchmark import Benchmark, Count, class_order, query_gallery
+from xbm_app.data.images import Dataset, Row
 from xbm_app.progress import track
 
 KS = (1, 10, 20)
@@ -25,18 +24,11 @@ def read(root: Path) -> Dataset:
     tested = list(_items(root, "validation"))
     query = [row for source, style, row in tested if source == "user" and style > 0]
     gallery = [row for source, _, row in tested if source == "shop"]
-    classes = class_order(query + gallery)
-    protocol = Protocol(
-        "query/gallery",
-        image_set("deepfashion2 query", root, query, classes),
-        KS,
-        gallery=image_set("deepfashion2 gallery", root, gallery, classes),
-    )
-    return Dataset("deepfashion2", image_set("deepfashion2 train", root, train, class_order(train)), (protocol,))
+    return query_gallery("deepfashion2", root, train, query, gallery, class_order(query + gallery), KS)
 
 
 def _items(root: Path, half: str) -> Iterator[tuple[str, int, Row]]:
-    """(source, style, item) of every item, image by image."""
+    """Yields (source, style, row) of every item, image by image."""
     folder = root / half / "annos"
     files = sorted(folder.glob("*.json"))
     if not files:
@@ -59,9 +51,9 @@ def _load(file: Path) -> dict[str, Any]:
     try:
         image = json.loads(file.read_bytes())
     except (OSError, ValueError) as error:
-        raise InputError(f"{file} is no readable JSON ({error}): get it anew from the data's owner") from None
+        raise InputError(f"{file} is no readable JSON ({error}): download it again from the data's owner") from None
     if not isinstance(image, dict):
-        raise InputError(f"{file} is no annotation of an image: get it anew from the data's owner")
+        raise InputError(f"{file} is not the annotation of an image: download it again from the data's owner")
     return image
 
 
@@ -81,7 +73,7 @@ DEEPFASHION2 = Benchmark(
     layout=(
         "train/annos/NNNNNN.json        source, pair_id, item1, item2, ... with style and bounding_box\n"
         "train/image/NNNNNN.jpg         the images\n"
-        "validation/annos, validation/image   the same; user items ask, shop items are searched"
+        "validation/annos, validation/image   the same; user items are queries, shop items the gallery"
     ),
     ks=KS,
     paper={"query": Count(10_990, items=32_550), "gallery": Count(21_438, items=37_183)},

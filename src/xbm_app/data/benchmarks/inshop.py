@@ -1,21 +1,19 @@
-"""In-shop Clothes Retrieval (DeepFashion): query images of clothes are searched in a gallery of the same shops."""
+"""In-shop Clothes Retrieval (DeepFashion): images of clothes are searched in a gallery from the same shops."""
 
 from pathlib import Path
 
 from xbm.errors import InputError, unknown
-from xbm_app.data.benchmarks.benchmark import Benchmark, Count
-from xbm_app.data.images import Dataset, Protocol
-from xbm_app.data.listing import (
-    Row,
+from xbm_app.data.benchmarks.benchmark import (
+    Benchmark,
+    Count,
     class_order,
-    image_set,
-    inside,
+    query_gallery,
     read_lines,
     refuse_shared_classes,
-    refuse_two_labels,
     split_fields,
     whole_number,
 )
+from xbm_app.data.images import Dataset, Row, inside, refuse_two_labels
 
 KS = (1, 10, 20, 30, 40, 50)
 LIST = "list_eval_partition.txt"
@@ -32,14 +30,7 @@ def read(root: Path) -> Dataset:
     refuse_shared_classes(train, query + gallery)
     refuse_two_labels(train + query + gallery)
     _refuse_lost_queries(query, gallery)
-    classes = class_order(gallery)
-    protocol = Protocol(
-        "query/gallery",
-        image_set("inshop query", root, query, classes),
-        KS,
-        gallery=image_set("inshop gallery", root, gallery, classes),
-    )
-    return Dataset("inshop", image_set("inshop train", root, train, class_order(train)), (protocol,))
+    return query_gallery("inshop", root, train, query, gallery, class_order(gallery), KS)
 
 
 def _parts(file: Path, prefix: str) -> dict[str, list[Row]]:
@@ -47,7 +38,7 @@ def _parts(file: Path, prefix: str) -> dict[str, list[Row]]:
     parts: dict[str, list[Row]] = {"train": [], "query": [], "gallery": []}
     lines = list(read_lines(file, hint))
     if not lines:
-        raise InputError(f"{file} is empty: get it anew from the data's owner")
+        raise InputError(f"{file} is empty: download it again from the data's owner")
     promised = whole_number(lines[0][1], "the number of images", lines[0][0])
     for where, line in lines[2:]:
         name, item, status = split_fields(line, COLUMNS, where)
@@ -56,16 +47,16 @@ def _parts(file: Path, prefix: str) -> dict[str, list[Row]]:
         parts[status].append(Row(inside(prefix + inside(name, where), where), item, where))
     if promised != len(lines) - 2:
         raise InputError(
-            f"{lines[0][0]}: promises {promised:,} rows but {len(lines) - 2:,} follow; the file was cut, get it anew"
+            f"{lines[0][0]}: promises {promised:,} rows but {len(lines) - 2:,} follow; the file is truncated, download it again"
         )
     return parts
 
 
 def _refuse_lost_queries(query: list[Row], gallery: list[Row]) -> None:
-    findable = {row.label for row in gallery}
+    labels = {row.label for row in gallery}
     for row in query:
-        if row.label not in findable:
-            raise InputError(f"{row.where}: no gallery image shows query item {row.label!r}; get the list anew")
+        if row.label not in labels:
+            raise InputError(f"{row.where}: no gallery image shows query item {row.label!r}; download the list again")
 
 
 INSHOP = Benchmark(

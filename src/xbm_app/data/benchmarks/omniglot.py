@@ -1,13 +1,12 @@
-"""Omniglot: handwritten characters of 50 alphabets, 20 drawings each; background trains, evaluation tests."""
+"""Omniglot: handwritten characters, 20 drawings each; "background" is for training, "evaluation" for testing."""
 
 import re
 from collections import defaultdict
 from pathlib import Path
 
 from xbm.errors import InputError
-from xbm_app.data.benchmarks.benchmark import Benchmark, Count
-from xbm_app.data.images import Dataset, ImageSet, Protocol
-from xbm_app.data.listing import Row, class_order, image_set
+from xbm_app.data.benchmarks.benchmark import Benchmark, Count, class_order
+from xbm_app.data.images import Dataset, ImageSet, Protocol, Row, image_set
 
 KS = (1, 2, 4, 8)
 DRAWINGS = 20
@@ -19,7 +18,7 @@ LAYOUTS = (
 
 
 def read(root: Path) -> Dataset:
-    """Reads alphabet/character folders, or one folder a character. A class is one character."""
+    """Reads alphabet/character folders, or one folder per character. A class is one character."""
     halves = next((halves for halves in LAYOUTS if all((root / half).is_dir() for half in halves)), None)
     if halves is None:
         raise InputError(
@@ -40,7 +39,7 @@ def _images(name: str, root: Path, half: str) -> ImageSet:
 
 
 def missing(dataset: Dataset) -> list[str]:
-    """Names the drawings that a character lacks: each has NNNN_01.png to NNNN_20.png."""
+    """Names the missing drawings: each character has NNNN_01.png to NNNN_20.png."""
     drawn: dict[str, set[int]] = defaultdict(set)
     for images in (dataset.train, dataset.protocols[0].query):
         for path in images.paths or ():

@@ -1,20 +1,17 @@
-"""Stanford Online Products: 120,053 product photographs; each test image is searched among all others."""
+"""Stanford Online Products: 120,053 product photographs; each test image is searched among the other test images."""
 
 from pathlib import Path
 
-from xbm_app.data.benchmarks.benchmark import Benchmark, Count
-from xbm_app.data.images import Dataset, Protocol
-from xbm_app.data.listing import (
-    Row,
-    class_order,
-    image_set,
-    inside,
+from xbm_app.data.benchmarks.benchmark import (
+    Benchmark,
+    Count,
+    leave_one_out,
     read_lines,
     refuse_shared_classes,
-    refuse_two_labels,
     split_fields,
     whole_number,
 )
+from xbm_app.data.images import Dataset, Row, inside
 
 KS = (1, 10, 100, 1000)
 COLUMNS = "image_id class_id super_class_id path"
@@ -25,9 +22,7 @@ def read(root: Path) -> Dataset:
     """Reads Ebay_train.txt and Ebay_test.txt. A class is one product."""
     train, test = (_rows(root / f"Ebay_{half}.txt") for half in ("train", "test"))
     refuse_shared_classes(train, test)
-    refuse_two_labels(train + test)
-    query = image_set("sop test", root, test, class_order(test))
-    return Dataset("sop", image_set("sop train", root, train, class_order(train)), (Protocol("test", query, KS),))
+    return leave_one_out("sop", root, train, test, KS)
 
 
 def _rows(file: Path) -> list[Row]:
@@ -46,7 +41,7 @@ SOP = Benchmark(
     terms="photographs from eBay listings, for research",
     layout=(
         "Ebay_train.txt, Ebay_test.txt   a header, then `image_id class_id super_class_id path`\n"
-        "bicycle_final/*.JPG ...         the images, one folder a product group"
+        "bicycle_final/*.JPG ...         the images, one folder per product group"
     ),
     ks=KS,
     paper=COUNTS,

@@ -1,32 +1,29 @@
-"""PKU VehicleID: cars seen by street cameras; three sizes of test set, two ways to score each."""
+"""PKU VehicleID: cars in images of street cameras; three test sets, each scored in two ways."""
 
 from pathlib import Path
 
-from xbm_app.data.benchmarks.benchmark import Benchmark, Count
-from xbm_app.data.images import Dataset, Protocol
-from xbm_app.data.listing import (
-    Row,
+from xbm_app.data.benchmarks.benchmark import (
+    Benchmark,
+    Count,
     class_order,
-    image_set,
-    inside,
     read_lines,
     refuse_shared_classes,
-    refuse_two_labels,
     split_fields,
     whole_number,
 )
+from xbm_app.data.images import Dataset, Protocol, Row, image_set, inside, refuse_two_labels
 
 KS = (1, 5)
 COLUMNS = "image_id vehicle_id"
 SIZES = {"small": 800, "medium": 1600, "large": 2400}
-REPEATS = 10  # random galleries of one image a vehicle that are averaged
+REPEATS = 10  # random galleries of one image per vehicle, whose scores are averaged
 
 
 def read(root: Path) -> Dataset:
     """Reads the lists in train_test_split/. A class is one vehicle.
 
-    Each test set is scored twice: every image against all others ("leave-one-out"), and against a gallery of one random
-    image a vehicle, ten times ("one-per-class"). The paper does not say which it used; both are reported.
+    Each test set is scored twice: each image against all others ("leave-one-out"), and against ten random galleries of one
+    image per vehicle ("one-per-class"). The paper does not say which it used, so both are reported.
     """
     train = _rows(root, "train_list.txt")
     refuse_two_labels(train)

@@ -20,8 +20,8 @@ def test_the_first_hundred_species_train(miniature):
 @pytest.mark.parametrize(
     ("file", "old", "new", "sentence"),
     [
-        ("classes.txt", "101.White_Pelican", "099.Ovenbird", r"classes.txt, line 3: class '099.Ovenbird' already stands"),
-        ("classes.txt", "101 101", "99 101", r"classes.txt, line 3: id 99 already stands in .*line 1"),
+        ("classes.txt", "101.White_Pelican", "099.Ovenbird", r"classes.txt, line 3: class '099.Ovenbird' is already in"),
+        ("classes.txt", "101 101", "99 101", r"classes.txt, line 3: id 99 is already in .*line 1"),
         ("image_class_labels.txt", "3 100", "3 77", r"image_class_labels.txt, line 3: names an id that classes.txt"),
         ("image_class_labels.txt", "3 100\n", "", r"images.txt, line 3: 100.Brown_Pelican/bird_0.jpg has no label"),
         ("images.txt", "2 099.Ovenbird/bird_1.jpg", "2 ../x.jpg", r"images.txt, line 2: '../x.jpg' leads out"),

@@ -11,7 +11,7 @@ from xbm.retrieval.protocols import score
 from xbm_app.cli.datasets import app
 from xbm_app.data import benchmarks
 from xbm_app.data.benchmarks import BENCHMARKS, count, read_benchmark
-from xbm_app.data.check import parts
+from xbm_app.data.images import parts
 from xbm_app.data.samplers import PKSampler
 
 NAMES = sorted(BENCHMARKS)

@@ -1,7 +1,7 @@
-"""Batch normalisation over the global batch: the statistics of all ranks' images, on any device.
+"""Batch norm with the statistics of the global batch, over all ranks, on any device.
 
-With each rank's own statistics a global batch of 32 glyphs on two ranks lost four points of R@1: a rank sees 16 images of four
-classes. torch's SyncBatchNorm does not run on a CPU, where several ranks must give what one gives.
+With separate statistics per rank, a global batch of 32 glyphs on two ranks lost four points of R@1: each rank sees 16 images of
+four classes. torch's SyncBatchNorm does not run on a CPU, where several ranks must give the same result as one.
 """
 
 from typing import Any
@@ -16,9 +16,9 @@ WITH_ACTIVATION = "timm.layers.norm_act.BatchNormAct2d"
 
 
 def synchronise(model: nn.Module, ranks: Ranks) -> None:
-    """Lets the batch normalisation of a model see all ranks' images in training; names and weights stay as they are.
+    """Makes the batch norm of a model use the statistics of all ranks in training; names and weights do not change.
 
-    Knows torch's BatchNorm1d, 2d and 3d and timm's BatchNormAct2d. All ranks must run the model as often as each other.
+    Supports torch's BatchNorm1d, 2d and 3d and timm's BatchNormAct2d. All ranks must run the model equally often.
     """
     for module in model.modules():
         if type(module) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
@@ -62,7 +62,7 @@ def _normalised(norm: _Synchronised, x: Tensor) -> Tensor:
 
 
 class _Normalise(torch.autograd.Function):
-    """Two sums a channel go between the ranks on the way forward, two on the way back."""
+    """Sums two values per channel over the ranks in the forward pass, and two in the backward pass."""
 
     @staticmethod
     def forward(
@@ -70,8 +70,10 @@ class _Normalise(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         dims = [0, *range(2, x.dim())]
         wide = x.double()
-        here = torch.full((1,), float(x.numel() // x.shape[1]), dtype=torch.float64, device=x.device)
-        sums = torch.cat([wide.sum(dims), wide.square().sum(dims), here])  # (2C + 1,), in double: squares cancel below
+        count_here = torch.full((1,), float(x.numel() // x.shape[1]), dtype=torch.float64, device=x.device)
+        sums = torch.cat(
+            [wide.sum(dims), wide.square().sum(dims), count_here]
+        )  # (2C + 1,), in double, since the squares cancel below
         total = ranks.sum(sums, "batch norm")
         count = total[-1]
         mean, square = (total[:-1] / count).chunk(2)
@@ -89,9 +91,9 @@ class _Normalise(torch.autograd.Function):
     def backward(ctx: Any, upstream: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         hat, scale, weight, count = ctx.saved_tensors
         dims, shape = ctx.dims, ctx.shape
-        of_bias, of_weight = upstream.sum(dims), (upstream * hat).sum(dims)
-        total = ctx.ranks.sum(torch.cat([of_bias, of_weight]).double(), "batch norm") / count
+        grad_bias, grad_weight = upstream.sum(dims), (upstream * hat).sum(dims)
+        total = ctx.ranks.sum(torch.cat([grad_bias, grad_weight]).double(), "batch norm") / count
         mean, along = (part.to(hat.dtype).view(shape) for part in total.chunk(2))
         factor = scale.to(hat.dtype) if weight is None else scale.to(hat.dtype) * weight.to(hat.dtype)
-        of_x = (upstream - mean - hat * along) * factor.view(shape)
-        return of_x, None if weight is None else of_weight, None if weight is None else of_bias, None, None
+        grad_x = (upstream - mean - hat * along) * factor.view(shape)
+        return grad_x, None if weight is None else grad_weight, None if weight is None else grad_bias, None, None

@@ -1,4 +1,4 @@
-"""Work done ahead by threads, handed over in order."""
+"""Work done ahead in threads, with results in order."""
 
 import os
 from collections import deque
@@ -12,13 +12,13 @@ T = TypeVar("T")
 
 
 def in_order(calls: Iterable[Callable[[], T]], workers: int, ahead: int) -> Generator[T, None, None]:
-    """The results of `calls` in their order, made by `workers` threads that run at most `ahead` calls in front.
+    """Runs `calls` in `workers` threads, at most `ahead` calls in advance, and yields the results in order.
 
-    Threads, since Pillow and NumPy let go of the interpreter while they work. A call's exception is raised as it is, at
-    its place in the order. Leaving the loop early, by Ctrl-C too, waits for the calls under way and drops the rest.
+    Threads suffice because Pillow and NumPy release the GIL. An exception is raised unchanged, at its place in the order.
+    Leaving the loop early, also by Ctrl-C, waits for the running calls and drops the rest.
 
-    Nothing but queues written in C is shared with the threads. A pool of `concurrent.futures` is not made for Ctrl-C: where
-    that comes while the loop holds one of its locks, the threads and then the program wait for ever.
+    Only queues written in C are shared with the threads. A `concurrent.futures` pool is not safe under Ctrl-C: if that
+    arrives while the loop holds one of its locks, the threads and then the program wait forever.
 
     Example:
         >>> from functools import partial
@@ -29,33 +29,33 @@ def in_order(calls: Iterable[Callable[[], T]], workers: int, ahead: int) -> Gene
         for call in calls:
             yield call()
         return
-    given: SimpleQueue[tuple[Callable[[], T], SimpleQueue] | None] = SimpleQueue()
+    tasks: SimpleQueue[tuple[Callable[[], T], SimpleQueue] | None] = SimpleQueue()
     pending, running = deque[SimpleQueue](), list[Thread]()
     try:
         for k in range(workers):
-            thread = Thread(target=_work, args=(given,), name=f"xbm-data-{k}", daemon=True)
+            thread = Thread(target=_work, args=(tasks,), name=f"xbm-data-{k}", daemon=True)
             thread.start()
             running.append(thread)
         for call in calls:
             answer: SimpleQueue = SimpleQueue()
-            given.put((call, answer))
+            tasks.put((call, answer))
             pending.append(answer)
             if len(pending) > ahead:
-                yield _taken(pending.popleft())
+                yield _result(pending.popleft())
         while pending:
-            yield _taken(pending.popleft())
+            yield _result(pending.popleft())
     finally:
         with suppress(Empty):
             while True:
-                given.get_nowait()  # what no thread has begun
+                tasks.get_nowait()  # what no thread has begun
         for _ in running:
-            given.put(None)
+            tasks.put(None)
         for thread in running:
             thread.join()
 
 
-def _work(given: SimpleQueue) -> None:
-    while (task := given.get()) is not None:
+def _work(tasks: SimpleQueue) -> None:
+    while (task := tasks.get()) is not None:
         call, answer = task
         try:
             answer.put((call(), None))
@@ -63,7 +63,7 @@ def _work(given: SimpleQueue) -> None:
             answer.put((None, error))
 
 
-def _taken(answer: SimpleQueue) -> Any:
+def _result(answer: SimpleQueue) -> Any:
     result, error = answer.get()
     if error is not None:
         raise error
@@ -71,5 +71,5 @@ def _taken(answer: SimpleQueue) -> Any:
 
 
 def default_workers() -> int:
-    """Threads for decoding: one a core, but no more than eight, which wait for each other enough already."""
+    """The number of decoding threads: one per core, at most eight, since more would mostly wait for each other."""
     return min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from xbm_app.data.ordered import in_order
+from xbm_app.data.parallel import in_order
 
 
 @pytest.mark.parametrize("workers", [0, 1, 4])
@@ -39,7 +39,7 @@ def test_ctrl_c_ends_the_loop_wherever_it_comes():
     code = """
 import sys, time
 from functools import partial
-from xbm_app.data.ordered import in_order
+from xbm_app.data.parallel import in_order
 
 def call(number):
     time.sleep(0.001)

@@ -1,0 +1,318 @@
+"""Your own images: a folder of class folders, or a CSV or Parquet table, split by class unless the data has a split."""
+
+import csv
+import hashlib
+import os
+import unicodedata
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+
+from xbm.errors import InputError, unknown
+from xbm_app.data.images import (
+    IMAGE_SUFFIXES,
+    Dataset,
+    ImageSet,
+    Protocol,
+    Row,
+    image_files,
+    image_set,
+    inside,
+    refuse_two_labels,
+)
+
+KS = (1, 2, 4, 8, 16, 32)
+HALVES = {"train", "test", "val", "valid", "validation"}
+PARTS = ("train", "test", "query", "gallery")
+BOX = ("left", "top", "right", "bottom")
+COLUMNS = ("path", "label", "split", "role", *BOX)
+Split = dict[str, list[Row]]  # rows by part
+Records = Iterator[tuple[str, dict[str, str]]]  # (file and line, {column: text})
+
+
+def read_folder(root: str | Path, seed: int = 0, test_fraction: float = 0.5) -> Dataset:
+    """Reads a folder of class folders.
+
+    Every folder that directly contains images is a class, named by its path below `root`. Hidden files and files that are
+    not images are ignored. If the top folders are exactly `train` and `test`, they are the split. Otherwise a fraction of
+    the classes is used for testing, the same on every machine for the same `seed` and class names.
+
+    Args:
+        root: the folder.
+        seed: selects which classes are used for testing.
+        test_fraction: the fraction of classes to test on; the benchmarks use half.
+    """
+    folder = Path(root)
+    if not folder.is_dir():
+        raise InputError(f"{folder} is not a folder: give one with a folder of images per class")
+    rows = list(_walk(folder))
+    if not rows:
+        suffixes = ", ".join(sorted(suffix.lstrip(".") for suffix in IMAGE_SUFFIXES))
+        raise InputError(f"{folder} holds no images: put them into one folder per class ({suffixes})")
+    halves = {row.path.split("/")[0] for row in rows}
+    if "train" in halves and len(halves) > 1 and halves <= HALVES and halves != {"train", "test"}:
+        raise InputError(f"{folder}: has the folders {', '.join(sorted(halves))}; keep train and test, or give a table")
+    if halves != {"train", "test"}:
+        return _dataset(folder.resolve().name, folder, _split(rows, seed, test_fraction, str(folder)))
+    split: Split = {part: [] for part in PARTS}
+    for row in rows:
+        half, _, label = row.label.partition("/")
+        if not label:
+            raise InputError(f"{row.where}: lies directly in {half}/; move it into {half}/CLASS/")
+        split[half].append(Row(row.path, label, row.where))
+    return _dataset(folder.resolve().name, folder, split)
+
+
+def read_table(path: str | Path, root: str | Path | None = None, seed: int = 0, test_fraction: float = 0.5) -> Dataset:
+    """Reads a CSV (UTF-8, comma, header) or Parquet table with one image per row.
+
+    Columns: `path` relative to `root`; `label`; optionally `split` (train or test), `role` (query or gallery, for test
+    rows; without it each test image is compared with the other test images) and a box in pixels, `left`, `top`, `right`,
+    `bottom`. Other columns are ignored. Without `split` the classes are split as in `read_folder`.
+
+    Args:
+        path: the table.
+        root: the folder that its paths are relative to (default: the folder of the table).
+        seed: selects which classes are used for testing.
+        test_fraction: the fraction of classes to test on.
+    """
+    table = Path(path)
+    split: Split = {part: [] for part in PARTS}
+    unsplit: list[Row] = []
+    for where, record in read_records(table):
+        part = _part(record, where)
+        (unsplit if part is None else split[part]).append(row_of(record, where))
+    rows = unsplit + [row for part in PARTS for row in split[part]]
+    if not rows:
+        raise InputError(f"{table} has no rows below its header: give one row per image")
+    _refuse_repeats(rows)
+    if unsplit:
+        split = _split(unsplit, seed, test_fraction, str(table))
+    _refuse_incomplete_test(split, table)
+    return _dataset(table.stem, table.parent if root is None else Path(root), split)
+
+
+def write_split(dataset: Dataset, path: str | Path) -> None:
+    """Writes the split of a data set as a CSV that `read_table(path, root=...)` reads back.
+
+    Example:
+        >>> write_split(read_folder("photos"), "run/split.csv")                # doctest: +SKIP
+        >>> same = read_table("run/split.csv", root="photos")                  # doctest: +SKIP
+    """
+    if len(dataset.protocols) != 1:
+        raise InputError(f"{dataset.name}: a split file holds one test protocol, this data set has {len(dataset.protocols)}")
+    protocol = dataset.protocols[0]
+    role = "query" if protocol.gallery is not None else ""
+    sets = [(dataset.train, "train", ""), (protocol.query, "test", role)]
+    if protocol.gallery is not None:
+        sets.append((protocol.gallery, "test", "gallery"))
+    boxed = any(images.boxes is not None for images, _, _ in sets)
+    target = Path(path)
+    draft = target.with_name(target.name + ".part")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with draft.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(COLUMNS if boxed else COLUMNS[:4])
+        for images, part, role in sets:
+            for index in range(len(images)):
+                box = images.boxes[index].tolist() if images.boxes is not None else []
+                label = images.class_names[images.labels[index]]
+                writer.writerow([images.describe(index), label, part, role, *box])
+    os.replace(draft, target)  # a truncated split must not be taken for a complete one
+
+
+def _refuse(error: InputError) -> None:
+    raise error
+
+
+def read_records(table: Path, tell: Callable[[InputError], None] = _refuse) -> Records:
+    """Reads the rows of a CSV or Parquet table as (place, {column: text}). Empty and null values are empty strings.
+
+    Args:
+        tell: called with the error of a malformed row, which is then skipped (default: raise the error).
+    """
+    if table.suffix.lower() == ".csv":
+        return _read_csv(table, tell)
+    if table.suffix.lower() == ".parquet":
+        return _read_parquet(table)
+    raise InputError(f"{table}: a table of images must end in .csv or .parquet")
+
+
+def _read_csv(table: Path, tell: Callable[[InputError], None]) -> Records:
+    try:
+        with table.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.reader(file)
+            header = _header(next(reader, []), table)
+            for fields in reader:
+                where = f"{table}, line {reader.line_num}"
+                if not fields:
+                    continue
+                if len(fields) != len(header):
+                    tell(InputError(f"{where}: {len(fields)} fields under {len(header)} columns; quote fields with commas"))
+                    continue
+                yield where, dict(zip(header, fields))
+    except FileNotFoundError:
+        raise _missing(table) from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"{table} is not UTF-8 ({error.reason} at byte {error.start}): save it as UTF-8") from None
+    except (OSError, csv.Error) as error:
+        raise InputError(f"{table} cannot be read as a CSV ({error}): save it again, separated by commas") from None
+
+
+def _read_parquet(table: Path) -> Records:
+    import pyarrow
+    import pyarrow.parquet
+
+    if not table.is_file():
+        raise _missing(table)
+    try:
+        names = pyarrow.parquet.read_schema(table).names
+        columns = dict(zip(names, _header(names, table)))
+        used = [name for name, column in columns.items() if column in COLUMNS]
+        content = pyarrow.parquet.read_table(table, columns=used).to_pylist()
+    except (OSError, pyarrow.ArrowException) as error:
+        raise InputError(f"{table} cannot be read as Parquet ({error}): write it again") from None
+    for number, record in enumerate(content, start=1):
+        where = f"{table}, row {number}"
+        yield where, {columns[name]: "" if value is None else str(value) for name, value in record.items()}
+
+
+def _missing(table: Path) -> InputError:
+    return InputError(f"{table} is missing: give a CSV or Parquet table with the columns path and label")
+
+
+def _header(names: Sequence[str], table: Path) -> list[str]:
+    """Returns the column names in lower case, after checking for missing, repeated and misspelled ones."""
+    header = [name.strip().lower() for name in names]
+    for column in header:
+        if column in COLUMNS and header.count(column) > 1:
+            raise InputError(f"{table}: column {column!r} occurs twice; keep one")
+    absent = [column for column in COLUMNS if column not in header]
+    for column in header:
+        near = get_close_matches(column, absent, n=1, cutoff=0.8)
+        if column not in COLUMNS and near:
+            raise InputError(f"{table}: column {column!r} looks like {near[0]!r}; rename it (columns: {', '.join(COLUMNS)})")
+    if "path" in absent or "label" in absent:
+        raise InputError(f"{table}: the first line must name the columns path and label, found {', '.join(names) or 'none'}")
+    boxed = [column for column in BOX if column in header]
+    if boxed and len(boxed) < len(BOX):
+        raise InputError(f"{table}: a box needs the columns {', '.join(BOX)}; found only {', '.join(boxed)}")
+    if "role" in header and "split" not in header:
+        raise InputError(f"{table}: a role column needs a split column, with test for every query and gallery row")
+    return header
+
+
+def _part(record: dict[str, str], where: str) -> str | None:
+    split, role = record.get("split"), record.get("role", "")
+    if split is None:
+        return None
+    if split not in ("train", "test"):
+        raise InputError(f"{where}: {unknown('split', split, ('train', 'test'))}")
+    if role not in ("", "query", "gallery"):
+        raise InputError(f"{where}: {unknown('role', role, ('query', 'gallery'))}")
+    if role and split == "train":
+        raise InputError(f"{where}: a train row has no role; leave it empty or make the split test")
+    return role or split
+
+
+def row_of(record: dict[str, str], where: str, labelled: bool = True) -> Row:
+    """Converts a record of a table to a `Row`. The label may be empty only if `labelled` is False."""
+    if labelled and not record["label"].strip():
+        raise InputError(f"{where}: the label is empty; name the class or remove the row")
+    box = None
+    if "left" in record:
+        try:
+            left, top, right, bottom = (round(float(record[edge])) for edge in BOX)
+        except (ValueError, OverflowError):
+            raise InputError(f"{where}: {', '.join(BOX)} must be numbers in every row; give the box in pixels") from None
+        if left < 0 or top < 0 or right <= left or bottom <= top:
+            raise InputError(f"{where}: box {left}, {top}, {right}, {bottom} is empty or starts outside the picture")
+        box = (left, top, right, bottom)
+    return Row(inside(record["path"], where), record["label"], where, box)
+
+
+def _walk(root: Path) -> Iterator[Row]:
+    """Yields the images below `root` in the order of their paths, each in the class of its folder."""
+    for name in image_files(root):
+        path, where = Path(name), str(root / name)
+        if len(path.parts) == 1:
+            raise InputError(f"{where}: lies beside the class folders; move it into the folder of its class")
+        yield Row(inside(path.as_posix(), where), path.parent.as_posix(), where)
+
+
+def _refuse_repeats(rows: Sequence[Row]) -> None:
+    refuse_two_labels(rows)
+    seen: dict[tuple[str, object], Row] = {}
+    for row in rows:
+        first = seen.setdefault((row.path, row.box), row)
+        if first is not row:
+            raise InputError(f"{row.where}: {row.path} is already listed in {first.where}; keep one of the two rows")
+
+
+def _refuse_twin_labels(rows: Sequence[Row]) -> None:
+    """Refuses labels that read the same: they differ only in outer spaces, or in how an accent is encoded."""
+    seen: dict[str, Row] = {}
+    for row in rows:
+        first = seen.setdefault(unicodedata.normalize("NFC", row.label).strip(), row)
+        if first.label != row.label:
+            raise InputError(
+                f"{row.where}: label {row.label!r} differs from {first.label!r} ({first.where}) only in spaces or "
+                "encoding; use one spelling, or two different labels"
+            )
+
+
+def _split(rows: Sequence[Row], seed: int, test_fraction: float, source: str) -> Split:
+    """Chooses the test classes by a hash of seed and name, so that neither file order nor a generator's version matters."""
+    if not 0 < test_fraction < 1:
+        raise InputError(f"test_fraction must be between 0 and 1, got {test_fraction}")
+    classes = sorted({row.label for row in rows})
+    if len(classes) < 4:
+        raise InputError(
+            f"{source}: {len(classes)} classes are too few to split into training and testing; give at least four, or a "
+            "table with a split column"
+        )
+    digest = {name: hashlib.sha256(f"{seed}/{name}".encode()).digest() for name in classes}
+    share = min(max(round(test_fraction * len(classes)), 2), len(classes) - 2)
+    tested = set(sorted(classes, key=digest.__getitem__)[:share])
+    split: Split = {part: [] for part in PARTS}
+    for row in rows:
+        split["test" if row.label in tested else "train"].append(row)
+    return split
+
+
+def _refuse_incomplete_test(split: Split, table: Path) -> None:
+    """Checks that every part a protocol needs is present, and that every query has a match."""
+    if split["test"] and (split["query"] or split["gallery"]):
+        raise InputError(f"{split['test'][0].where}: this test row has no role but others have; give all or none a role")
+    if not split["train"]:
+        raise InputError(f"{table}: no row has split train; mark some, or drop the split column")
+    if not split["test"] and not (split["query"] and split["gallery"]):
+        need = "both query and gallery rows are needed" if split["query"] or split["gallery"] else "no row has split test"
+        raise InputError(f"{table}: {need}; mark some, or drop the split column")
+    labels = {row.label for row in split["gallery"]}
+    for row in split["query"]:
+        if row.label not in labels:
+            raise InputError(f"{row.where}: no gallery row has the label {row.label!r} of this query; add one or drop it")
+
+
+def _dataset(name: str, root: Path, split: Split) -> Dataset:
+    tested = [row for part in PARTS[1:] for row in split[part]]
+    _refuse_twin_labels([*split["train"], *tested])
+    shared = {row.label for row in split["train"]} & {row.label for row in tested}
+    if shared:
+        warnings.warn(
+            f"{name}: {len(shared)} classes are in training and in testing, such as {min(shared)!r}: the scores measure "
+            "retrieval of known classes, not of new ones",
+            stacklevel=3,
+        )
+
+    def part(key: str, numbered: Sequence[Row]) -> ImageSet:
+        return image_set(f"{name} {key}", root, split[key], sorted({row.label for row in numbered}))
+
+    gallery = part("gallery", tested) if split["gallery"] else None
+    query = part("test" if gallery is None else "query", tested)
+    searched = len(query) - 1 if gallery is None else len(gallery)
+    ks = tuple(k for k in KS if k <= searched) or KS[:1]
+    label = "test" if gallery is None else "query/gallery"
+    return Dataset(name, part("train", split["train"]), (Protocol(label, query, ks, gallery=gallery),))
