@@ -29,7 +29,7 @@ CLIENTS, SECONDS, IMAGES, ITERATIONS = 50, 30, 20_000, 200
 def make_index(folder: Path) -> tuple[Path, list[Path]]:
     """Builds an index of 20,000 glyphs (of several seeds) with a briefly trained model; returns it and its images."""
     from xbm_app.data.glyphs import read_glyphs
-    from xbm_app.data.pictures import write_pictures
+    from xbm_app.data.images import write_pictures
     from xbm_app.search.update import update
     from xbm_app.train.config import override
     from xbm_app.train.loop import train

@@ -7,7 +7,7 @@ from pathlib import Path
 from paper.experiment import SMALL, Setting, setting_of
 from paper.record import NAMED
 from xbm.errors import InputError, unknown
-from xbm_app.data.stored import OUTLINE
+from xbm_app.data.store import OUTLINE
 from xbm_app.train.config import Config
 from xbm_app.train.presets import DATASETS
 

@@ -67,7 +67,7 @@ def run_demo(out: Path, seeds: int, iterations: int = ITERATIONS, tell: Callable
         InputError: `out` holds something other than an earlier demo, which alone is replaced.
     """
     from xbm_app.data.glyphs import read_glyphs
-    from xbm_app.data.pictures import write_pictures
+    from xbm_app.data.images import write_pictures
 
     if seeds < 1 or iterations < 1:
         raise InputError(f"{seeds} seeds of {iterations} iterations show nothing: give at least 1 of each")

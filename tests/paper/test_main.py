@@ -95,6 +95,6 @@ for name in ("pyarrow", "faiss"):
     sys.modules[name] = None  # an import of it fails
 import paper.__main__, paper.machine, paper.measures, paper.page
 import paper.smoke, paper.work, paper.classification
-import xbm_app.train.loop, xbm_app.data.stored, xbm_app.data.benchmarks
+import xbm_app.train.loop, xbm_app.data.store, xbm_app.data.benchmarks
 """
     subprocess.run([sys.executable, "-c", script], check=True)

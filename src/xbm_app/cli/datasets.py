@@ -37,7 +37,8 @@ def check(
     """
     from xbm.errors import InputError
     from xbm_app.data.benchmarks import count, get_benchmark, read_benchmark
-    from xbm_app.data.check import BROKEN, check_dataset, listed, parts, report
+    from xbm_app.data.check import BROKEN, check_dataset, listed, report
+    from xbm_app.data.images import parts
 
     benchmark = get_benchmark(name)
     dataset = read_benchmark(name, root)
@@ -67,7 +68,7 @@ def glyphs(
     Example: `xbm datasets glyphs near.png --pairs 120`
     """
     from xbm.errors import InputError
-    from xbm_app.data.glyph_sheet import near_neighbours_sheet
+    from xbm_app.data.glyph_classes import near_neighbours_sheet
     from xbm_app.data.glyphs import read_glyphs
 
     if out.suffix != ".png":

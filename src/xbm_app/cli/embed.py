@@ -24,8 +24,7 @@ def embed(
         raise InputError(f"{out} must end in .npz or .parquet")
     import numpy as np
 
-    from xbm_app.data.images import ImageSet
-    from xbm_app.data.listing import image_files
+    from xbm_app.data.images import ImageSet, image_files
     from xbm_app.train.files import replacing
     from xbm_app.train.load import load
 

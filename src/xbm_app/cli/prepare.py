@@ -28,9 +28,10 @@ def prepare(
     Example: `xbm prepare cars --root ~/data/cars --out ~/data/cars-store`, or `xbm prepare ./photos --out ./photos-store`
     """
     from xbm.errors import InputError
-    from xbm_app.data import store
-    from xbm_app.data.check import parts
-    from xbm_app.data.stored import folder_of, write_outline
+    from xbm_app.data import store_writer as store
+    from xbm_app.data.images import parts
+    from xbm_app.data.store import folder_of
+    from xbm_app.data.store_writer import write_outline
 
     if (out / "config.yaml").exists():
         raise InputError(f"{out} is a run folder: give another --out for the store")
@@ -49,7 +50,7 @@ def prepare(
 def _read(data: str, root: Path | None) -> "Dataset":
     from xbm.errors import InputError, unknown
     from xbm_app.data.benchmarks import BENCHMARKS, read_benchmark
-    from xbm_app.data.own import read_folder, read_table
+    from xbm_app.data.own_images import read_folder, read_table
 
     if data in BENCHMARKS:
         if root is None:

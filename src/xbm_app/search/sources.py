@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from xbm.errors import InputError
-from xbm_app.data.listing import Row, image_files
-from xbm_app.data.own import row_of
-from xbm_app.data.tables import read_records
+from xbm_app.data.images import Row, image_files
+from xbm_app.data.own_images import read_records, row_of
 
 TABLES = (".csv", ".parquet")
 Box = tuple[int, int, int, int]

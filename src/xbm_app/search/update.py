@@ -16,8 +16,7 @@ import numpy as np
 from PIL import Image
 
 from xbm.errors import InputError
-from xbm_app.data.images import ImageSet
-from xbm_app.data.readable import readable
+from xbm_app.data.images import ImageSet, readable
 from xbm_app.search.catalogue import FILE, Catalogue, Known
 from xbm_app.search.sources import Entry, Tell, entries_of, root_of
 from xbm_app.search.threads import quickest_threads

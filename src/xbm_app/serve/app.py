@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 
 from xbm import __version__
 from xbm.errors import InputError
-from xbm_app.data.ordered import default_workers
+from xbm_app.data.parallel import default_workers
 from xbm_app.search.searcher import Hit, Searcher
 from xbm_app.serve.answers import About, Answer, Error, Found, Health, Image, Images, Label, Labels, Result, Run
 from xbm_app.serve.guard import MOST_BYTES, Access, App, Guard

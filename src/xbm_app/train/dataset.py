@@ -30,7 +30,7 @@ def read_data(data: Data, split: Path | None = None) -> Dataset:
     if data.name != "own" and data.name not in BENCHMARKS:
         raise unknown("data set", data.name, ["glyphs", "own", *BENCHMARKS])
     if data.root is None and data.store is not None:
-        from xbm_app.data.stored import read_stored
+        from xbm_app.data.store import read_stored
 
         return read_stored(Path(data.store))
     if data.root is None:
@@ -39,7 +39,7 @@ def read_data(data: Data, split: Path | None = None) -> Dataset:
     root = Path(data.root)
     if data.name != "own":
         return read_benchmark(data.name, root)
-    from xbm_app.data.own import read_folder, read_table
+    from xbm_app.data.own_images import read_folder, read_table
 
     table = root.suffix.lower() in TABLES and not root.is_dir()
     if split is not None and split.exists():
@@ -75,7 +75,7 @@ def begin_run(config: Config, folder: Path, ranks: Ranks | None = None) -> Datas
     dataset = read_data(config.data)
     if config.data.name == "own":
         from xbm_app.data.check import BROKEN, check_dataset, report, skip_problems
-        from xbm_app.data.own import write_split
+        from xbm_app.data.own_images import write_split
 
         problems = check_dataset(dataset)
         if problems:
@@ -146,13 +146,13 @@ def store_of(images: ImageSet, data: Data) -> Store:
 
 
 def _stored(images: ImageSet, data: Data) -> Store:
-    from xbm_app.data.stored import StoredSet
+    from xbm_app.data.store import StoredSet
 
     if isinstance(images, StoredSet) and images.store is not None:
         return images.store
     path = Path(data.store or "")
     if data.holdout or data.skip_problems or data.noise:
-        from xbm_app.data.check import parts
+        from xbm_app.data.images import parts
 
         for whole in parts(read_data(data)).values():
             place = {key: position for position, key in enumerate(_keys(whole))}

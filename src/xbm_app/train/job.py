@@ -16,10 +16,10 @@ from xbm.errors import InputError, unknown
 from xbm.memory import CrossBatchMemory, statistics_kept
 from xbm_app.data.feeds import Batches
 from xbm_app.data.images import Dataset
-from xbm_app.data.ordered import in_order
+from xbm_app.data.parallel import in_order
 from xbm_app.models import parameter_groups
 from xbm_app.models.fused import fuse
-from xbm_app.models.synchronised import synchronise
+from xbm_app.models.sync_batch_norm import synchronise
 from xbm_app.train import task
 from xbm_app.train.checkpoint import read_checkpoint, write_checkpoint
 from xbm_app.train.config import Config, flat, from_dict, to_dict

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from xbm.errors import InputError
 from xbm_app.data.feeds import DecodeFeed, sweep
-from xbm_app.data.images import ImageSet
-from xbm_app.data.readable import readable
+from xbm_app.data.images import ImageSet, readable
 from xbm_app.data.transforms import as_channels, centre_params, cut, fit
 from xbm_app.train import task
 from xbm_app.train.checkpoint import read_checkpoint

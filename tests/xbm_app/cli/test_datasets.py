@@ -96,7 +96,7 @@ def test_the_closest_glyphs_are_drawn(tmp_path, monkeypatch):
     from PIL import Image
 
     from xbm_app.cli.datasets import glyphs
-    from xbm_app.data import glyph_sheet
+    from xbm_app.data import glyph_classes as glyph_sheet
     from xbm_app.data import glyphs as source
 
     monkeypatch.setattr(source, "read_glyphs", lambda: "data")

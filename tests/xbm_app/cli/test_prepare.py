@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 
 from xbm.errors import InputError
 from xbm_app.cli.prepare import prepare
-from xbm_app.data.own import read_folder
+from xbm_app.data.own_images import read_folder
 from xbm_app.data.store import open_store
 
 app = typer.Typer()

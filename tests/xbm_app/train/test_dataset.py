@@ -8,7 +8,7 @@ import pytest
 from tests.tiny import draw_photos, tiny_config
 from xbm.errors import InputError
 from xbm_app.data.images import Dataset, ImageSet, Protocol
-from xbm_app.data.store import prepare
+from xbm_app.data.store_writer import prepare
 from xbm_app.train.config import Data, override
 from xbm_app.train.dataset import begin_run, flip_labels, hold_out, read_data, read_run, store_of
 from xbm_app.train.loop import train

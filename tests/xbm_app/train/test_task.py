@@ -8,7 +8,7 @@ from xbm.losses import ContrastiveLoss, MultiSimilarityLoss
 from xbm_app.data.feeds import DecodeFeed, ResidentFeed, StoreFeed
 from xbm_app.data.images import ImageSet
 from xbm_app.data.samplers import PKSampler, ShuffleSampler
-from xbm_app.data.store import prepare
+from xbm_app.data.store_writer import prepare
 from xbm_app.train import task
 from xbm_app.train.config import Config, override
 from xbm_app.train.dataset import read_data

@@ -10,7 +10,7 @@ from tests.xbm_app.models.fused.maps import channels_last, close
 from xbm.kernels.launch import Kernel
 from xbm_app.models.bn_inception import BNInception
 from xbm_app.models.fused import fuse
-from xbm_app.models.small import SmallNet
+from xbm_app.models.trunks import SmallNet
 
 pytestmark = pytest.mark.usefixtures("small_tiles")
 
