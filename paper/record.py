@@ -186,3 +186,8 @@ def _read(path: Path) -> dict[str, Any]:
     if not known:
         raise InputError(f"{path} has format {values['format']}, this version reads up to {FORMAT}: upgrade xbm")
     return values
+
+
+def digits(value: float) -> float:
+    """Rounds a measurement to the four significant digits that result files keep."""
+    return float(f"{float(value):.4g}")

@@ -5,7 +5,7 @@ from typing import Any
 
 from paper.experiment import CHOOSING_SEED, HOLDOUT, Arm, Experiment, Setting, config_of, grid
 from paper.record import Record, Records, identity
-from xbm_app.demo import mean_and_error
+from xbm_app.report.groups import over
 from xbm_app.train.config import Config, override
 
 
@@ -48,12 +48,12 @@ class Spread:
 
     @property
     def mean(self) -> float:
-        return mean_and_error(list(self.by_seed.values()))[0]
+        return over(self.by_seed.values()).mean
 
     @property
     def error(self) -> float:
         """The standard error of the mean; NaN for one seed."""
-        return mean_and_error(list(self.by_seed.values()))[1]
+        return over(self.by_seed.values()).error
 
     def __len__(self) -> int:
         return len(self.by_seed)

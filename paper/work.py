@@ -10,16 +10,18 @@ from typing import Any
 
 import torch
 
-from paper import balance  # noqa: F401 (a loss that configs name)
-from paper.classification import LOSS as CROSS_ENTROPY
+from paper.experiments import MEASURES, TIMINGS
+from paper.experiments.drift import CROSS_ENTROPY, classify, snapshot, stages
 from paper.plan import Task
 from paper.record import NAMED, Records, file_name, identity
-from xbm.errors import DivergedError
+from xbm.errors import DivergedError, unknown
 from xbm_app.report.drift_curves import read_columns
 from xbm_app.train.checkpoint import read_checkpoint
 from xbm_app.train.config import Config, override
+from xbm_app.train.dataset import read_run
 from xbm_app.train.files import replacing
 from xbm_app.train.finish import device_name
+from xbm_app.train.job import Job
 from xbm_app.train.task import pick_device
 
 
@@ -68,10 +70,7 @@ def execute(task: Task, config: Config, runs: Path, records: Records, beside: in
 
 def _trained(task: Task, config: Config, folder: Path) -> dict[str, Any]:
     if config.loss.name == CROSS_ENTROPY:
-        from paper.classification import classify
-
         return classify(config, folder)
-    from paper.measures import measure, snapshot, stages
     from xbm_app.train.loop import train
 
     result: dict[str, Any] = {}
@@ -97,6 +96,18 @@ def _trained(task: Task, config: Config, folder: Path) -> dict[str, Any]:
         "notes": [text for _, text in result["notes"]],
         "measures": {each: measure(each, config, folder) for each in task.measures},
     }
+
+
+def measure(name: str, config: Config, folder: Path) -> Any:
+    """Measures something on a finished run, for its result file."""
+    if name in TIMINGS:
+        return TIMINGS[name](config, folder)
+    if name not in MEASURES:
+        raise unknown("measure", name, [*MEASURES, *TIMINGS])
+    job = Job(config, read_run(config, folder), folder)
+    job.restore()
+    job.model.eval()
+    return MEASURES[name](job)
 
 
 def _rounded(scores: dict[str, float]) -> dict[str, float]:

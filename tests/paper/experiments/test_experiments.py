@@ -1,10 +1,9 @@
 import pytest
 
-from paper.blocks import Figure, Pictures, Table
 from paper.experiment import Setting, setting_of
-from paper.measures import MEASURES
+from paper.experiments import ALL, BEYOND, EXPERIMENTS, MEASURES, TIMINGS, experiment
+from paper.page import Figure, Pictures, Table
 from paper.record import Records
-from paper.registry import ALL, BEYOND, EXPERIMENTS, experiment
 from paper.study import Study
 from tests.paper.made_up import CARS, carry_out
 from xbm.errors import InputError
@@ -30,7 +29,7 @@ def test_every_arm_is_a_run_that_can_start(name, tmp_path):
         labels = [arm.label for arm in study.arms]
         assert labels and len(set(labels)) == len(labels)
         for arm in study.arms:
-            assert set(arm.measures) <= set(MEASURES)
+            assert set(arm.measures) <= {*MEASURES, *TIMINGS}
             configs = study.choosing(arm) or [study.config(arm, 1)]
             for config in configs:
                 check(config)
