@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsFloat
 
 from xbm.errors import InputError
 from xbm.losses import LOSSES
@@ -188,6 +188,6 @@ def _read(path: Path) -> dict[str, Any]:
     return values
 
 
-def digits(value: float) -> float:
+def digits(value: SupportsFloat) -> float:
     """Rounds a measurement to the four significant digits that result files keep."""
     return float(f"{float(value):.4g}")

@@ -2,7 +2,7 @@
 
 import json
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +124,7 @@ def _claims(study: Study, sampler: str) -> list[Block]:
 
 
 def _table(
-    title: str, studies: Sequence[Study], columns: dict[str, Any], rows: dict[str, Callable[[Setting, Any], Arm]]
+    title: str, studies: Sequence[Study], columns: dict[str, Any], rows: Mapping[str, Callable[[Setting, Any], Arm]]
 ) -> Table:
     """R@1, one row per trunk and kind of run, one column per batch size or memory ratio."""
     lines = []
@@ -191,9 +191,9 @@ def measure_cost(config: Config, folder: Path) -> dict[str, Any]:
 
 def draw_cost(data: str, studies: Sequence[Study]) -> list[Block]:
     rows = [["paper (SOP, GoogLeNet)"] + [""] * 4]
-    for label, (hours, memory, recall) in published.TABLE_2.items():
+    for label, (hours, gigabytes, recall) in published.TABLE_2.items():
         extra = "" if label == "batch 64" else "+"
-        rows.append([label, MISSING, f"{hours:.2f} h", f"{extra}{memory:g} GB", f"{recall:.1f}"])
+        rows.append([label, MISSING, f"{hours:.2f} h", f"{extra}{gigabytes:g} GB", f"{recall:.1f}"])
     devices = set()
     for study in studies:
         rows.append([study.setting.label] + [""] * 4)
