@@ -258,7 +258,7 @@ def _claim(where: str, gain: Spread, lead: Spread, best: str) -> Claim:
         return Claim(f"{text}; a single seed, so the error is unknown.")
     clear = "ahead by more than" if gain.mean > gain.error else "behind by more than" if gain.mean < -gain.error else "within"
     others = "" if best == NO_MEMORY else f", and {plus_minus(lead, sign=True)} from the best of the others, `{best}`"
-    return Claim(f"{text}, {clear} one standard error{others} ({len(gain)} seeds).")
+    return Claim(f"{text} ({clear} one standard error, {len(gain)} seeds){others}.")
 
 
 def _rates(studies: Sequence[Study]) -> str:

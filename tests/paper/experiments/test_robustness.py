@@ -91,7 +91,7 @@ def test_gains_are_taken_seed_by_seed_and_told(records):
     assert table.rows[0] == [
         "small, contrastive", "57.0 ± 1.2", "11.0 ± 0.6", "31.0 ± 0.6", "61.0 ± 0.6", "+4.0 ± 0.6", "+4.0 ± 0.6",
     ]  # fmt: skip
-    told = "`auto` is +4.0 ± 0.6 points from no memory, ahead by more than one standard error (3 seeds)."
+    told = "`auto` is +4.0 ± 0.6 points from no memory (ahead by more than one standard error, 3 seeds)."
     assert first == f"glyphs, small, contrastive: {told}"
 
 
@@ -130,7 +130,7 @@ def test_the_cost_is_told_as_a_share_of_a_step(records):
 )
 def test_a_gain_is_told_by_its_standard_error(gains, told):
     gain = Spread(dict(enumerate(each / 100 for each in gains)))
-    assert f" points from no memory, {told} one standard error (3 seeds)." in _claim("here", gain, gain, NO_MEMORY)
+    assert f" points from no memory ({told} one standard error, 3 seeds)." in _claim("here", gain, gain, NO_MEMORY)
 
 
 def test_more_wrong_labels_are_asked_for_by_name():
