@@ -213,8 +213,8 @@ def draw_cost(data: str, studies: Sequence[Study]) -> list[Block]:
                     memory = f"{(peak - baseline) / 1e9:+.2f} GB"
             rows.append([label, *times, memory, plus_minus(study.spread(arms[label]))])
     note = (
-        "The time per iteration is the difference between a run of 600 and one of 100 iterations, divided by 500; the time of a "
-        "schedule is that times its iterations. Memory is the peak of allocated tensors, including images on the GPU."
+        "The time per iteration is the difference between a run of 600 and one of 100 iterations, divided by 500; the time of "
+        "a schedule is that times its iterations. Memory is the peak of allocated tensors, including images on the GPU."
     )
     note += f" Ours were measured on {', '.join(sorted(devices))}." if devices else ""
     return [Table(["", "an iteration", "schedule", "GPU memory", "R@1, %"], rows), note] if studies else []
