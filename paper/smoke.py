@@ -1,4 +1,4 @@
-"""Every experiment in miniature on the built-in glyphs: a few iterations of each run, to see that everything works."""
+"""Runs every experiment in miniature on the built-in glyphs, a few iterations per run, to test that everything works."""
 
 import os
 from collections.abc import Callable
@@ -12,16 +12,14 @@ from paper.record import Records
 from paper.workers import Outcome, run_all
 
 GLYPHS = Setting("glyphs", "small", "none", mini=True)
-MOST = 8  # processes: each loads torch
+MOST = 8  # processes; each of them loads torch
 
 
 def run_smoke(out: Path, names: list[str] | None = None, tell: Callable[[str], None] = print) -> Outcome:
-    """Runs the experiments named, all of them by default, and writes their page; results and page stay under `out`.
-
-    The glyphs are made once, before several processes want them.
-    """
+    """Runs the named experiments, by default all of them, and writes results and pages under `out`."""
     from xbm_app.data.glyphs import read_glyphs
 
+    # generated once, before several processes need them
     glyphs = read_glyphs(size=config_of(GLYPHS, {}).data.resize)
     chosen = [ALL[name] for name in names or ALL]
     records = Records(out / "results")
