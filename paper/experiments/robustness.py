@@ -92,20 +92,22 @@ def candidate_arms(setting: Setting) -> list[Arm]:
         "contrastive, no memory, averaged": {**OFF, **AVERAGED},
         "contrastive, queue, summed": {**FULL_QUEUE, **SUMMED},
         "contrastive, queue, averaged": {**FULL_QUEUE, **AVERAGED},
-        "contrastive, queue, balanced, batch summed": {**FULL_QUEUE, **SUMMED, **BALANCED},
-        "contrastive, queue, balanced, batch summed, after a fifth": {**FULL_QUEUE, **SUMMED, **BALANCED, **late},
-        "contrastive, queue, balanced, batch too": {**FULL_QUEUE, "loss.reduction": "balanced"},
-        "contrastive, queue, balanced, after a fifth": {**FULL_QUEUE, **BALANCED, **late},
+        "contrastive, queue, balanced, batch loss summed": {**FULL_QUEUE, **SUMMED, **BALANCED},
+        "contrastive, queue, balanced, batch loss summed, after a fifth of training": {
+            **FULL_QUEUE, **SUMMED, **BALANCED, **late
+        },
+        "contrastive, queue, balanced, batch loss balanced too": {**FULL_QUEUE, "loss.reduction": "balanced"},
+        "contrastive, queue, balanced, after a fifth of training": {**FULL_QUEUE, **BALANCED, **late},
         "contrastive, moving average 0.9, summed": {**SLOTS, **SUMMED},
-        "contrastive, moving average 0.9, summed, no loss of the batch": {**SLOTS, **SUMMED, **ALONE},
+        "contrastive, moving average 0.9, summed, no batch loss": {**SLOTS, **SUMMED, **ALONE},
         "contrastive, moving average 0.9, balanced": {**SLOTS, **BALANCED},
-        "contrastive, moving average 0.9, balanced, batch summed": {**SLOTS, **SUMMED, **BALANCED},
+        "contrastive, moving average 0.9, balanced, batch loss summed": {**SLOTS, **SUMMED, **BALANCED},
         "contrastive, as `paper`": paper,
         "MS, no memory": {**ms, **OFF},
         "MS, queue": {**ms, **FULL_QUEUE},
-        "MS, queue, after a fifth": {**ms, **FULL_QUEUE, **late},
+        "MS, queue, after a fifth of training": {**ms, **FULL_QUEUE, **late},
         "MS, moving average 0.9": {**ms, **SLOTS},
-        "MS, moving average 0.9, no loss of the batch": {**ms, **SLOTS, **ALONE},
+        "MS, moving average 0.9, no batch loss": {**ms, **SLOTS, **ALONE},
         "MS, as `paper`": {**paper, **ms},
         **more,
     })  # fmt: skip
@@ -118,15 +120,15 @@ def pretrained_candidates() -> dict[str, dict[str, Any]]:
     doubted, full_and_doubted = {**SLOTS, **doubt}, {**SLOTS, **full, **doubt}
     kinds: dict[str, dict[str, Any]] = {
         "moving average 0.9, filled": {**SLOTS, **full},
-        "moving average 0.9, labels doubted": doubted,
-        "moving average 0.9, filled, labels doubted": full_and_doubted,
-        "moving average 0.9, filled, labels doubted, rows of bfloat16": {**full_and_doubted, **half},
-        "rows that descend": descending,
-        "rows that descend, filled": {**descending, **full},
-        "a tenth of the labels wrong, no memory": {**OFF, **NOISE},
-        "a tenth of the labels wrong, moving average 0.9": {**SLOTS, **NOISE},
-        "a tenth of the labels wrong, moving average 0.9, labels doubted": {**doubted, **NOISE},
-        "a tenth of the labels wrong, moving average 0.9, filled, labels doubted": {**full_and_doubted, **NOISE},
+        "moving average 0.9, label-error detection": doubted,
+        "moving average 0.9, filled, label-error detection": full_and_doubted,
+        "moving average 0.9, filled, label-error detection, bfloat16 rows": {**full_and_doubted, **half},
+        "back-propagation": descending,
+        "back-propagation, filled": {**descending, **full},
+        "10 % wrong labels, no memory": {**OFF, **NOISE},
+        "10 % wrong labels, moving average 0.9": {**SLOTS, **NOISE},
+        "10 % wrong labels, moving average 0.9, label-error detection": {**doubted, **NOISE},
+        "10 % wrong labels, moving average 0.9, filled, label-error detection": {**full_and_doubted, **NOISE},
     }
     return {
         f"{loss}, {label}": {**kind, **SUMMED, "loss.name": name}
@@ -142,7 +144,7 @@ def earlier_arms(setting: Setting) -> list[Arm]:
     return [
         Arm(f"{loss}{label}", {**before, "loss.name": name, **noise}, choose=None)
         for loss, name in COMPARED.items()
-        for label, noise in {"": {}, ", a tenth of the labels wrong": NOISE}.items()
+        for label, noise in {"": {}, ", 10 % wrong labels": NOISE}.items()
     ]
 
 
