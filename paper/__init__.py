@@ -1,1 +1,1 @@
-"""The paper's tables and figures as named experiments: planned, run side by side, kept as JSON, drawn as one page."""
+"""The paper's tables and figures as named experiments: planned, run in parallel, stored as JSON files, drawn as pages."""

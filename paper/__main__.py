@@ -1,23 +1,91 @@
-"""`python -m paper`: the paper's tables and figures as experiments; list them, run them, write the page."""
+"""`python -m paper`: lists the experiments of the paper, runs them, and writes the pages of results."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+if TYPE_CHECKING:
+    from paper.experiment import Setting
+    from xbm_app.train.config import Config
+
 app = typer.Typer(invoke_without_command=True, rich_markup_mode="markdown", pretty_exceptions_enable=False)
-DATA = typer.Option("--data", help="NAME=DIR, images or a store of `xbm prepare`; `glyphs` is built in; may be repeated")
+DATA = typer.Option(
+    "--data", help="NAME=DIR, a folder of images or a store made by `xbm prepare`; `glyphs` needs no folder; can be repeated"
+)
 DOCS = Path(__file__).parents[1] / "docs"
 RESULTS_FOLDER = Path(__file__).parent / "results"
-RESULTS = typer.Option(help="where the result files are: one small JSON a finished run")
+RESULTS_OPTION = typer.Option(help="folder of result files, one small JSON file per finished run")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where data sets and weights are on this machine; none of it becomes part of a result.
+
+    Attributes:
+        data: folder of each data set, or of its store; None for the built-in glyphs.
+        trunks: weights of each trunk: "imagenet", "none" or a path.
+    """
+
+    data: dict[str, Path | None]
+    trunks: dict[str, str]
+
+    def settings(self) -> "list[Setting]":
+        """Every data set with every trunk."""
+        from paper.experiment import setting_of
+        from paper.record import NAMED
+
+        trunks = {trunk: weights if weights in NAMED else Path(weights).name for trunk, weights in self.trunks.items()}
+        pairs = trunks.items() or [(None, None)]
+        return list(dict.fromkeys(setting_of(data, trunk, weights) for data in self.data for trunk, weights in pairs))
+
+    def place(self, config: "Config") -> "Config":
+        """A config with the paths of this machine."""
+        from paper.record import NAMED
+        from xbm_app.data.store import OUTLINE
+
+        folder = self.data.get(config.data.name)
+        stored = folder is not None and (folder / OUTLINE).exists()
+        root, store = (None, str(folder)) if stored else (None if folder is None else str(folder), None)
+        weights = config.model.weights if config.model.weights in NAMED else self.trunks[config.model.trunk]
+        return replace(config, data=replace(config.data, root=root, store=store), model=replace(config.model, weights=weights))
+
+
+def machine_of(data: Sequence[str], trunks: Sequence[str]) -> Machine:
+    """Parses the command line's `cars=DIR`, `glyphs`, `resnet50_v1=FILE` and `efficientnet_lite0`."""
+    from paper.experiment import SMALL
+    from paper.record import NAMED
+    from xbm.errors import InputError, unknown
+    from xbm_app.train.presets import DATASETS
+
+    folders: dict[str, Path | None] = {}
+    for text in data:
+        name, equals, folder = text.partition("=")
+        if name not in DATASETS or name == "own":
+            raise unknown("data set", name, [each for each in DATASETS if each != "own"])
+        if not equals and name != "glyphs":
+            raise InputError(f"--data {name} needs a folder: write --data {name}=DIR, images or a store made by `xbm prepare`")
+        if equals and not Path(folder).is_dir():
+            raise InputError(f"--data {text}: there is no folder {folder}")
+        folders[name] = Path(folder).resolve() if equals else None
+    if not folders:
+        raise InputError("no data given: use --data cars=DIR or --data glyphs; `python -m paper run smoke` needs none")
+    weights: dict[str, str] = {}
+    for text in trunks:
+        name, equals, file = text.partition("=")
+        if equals and file not in NAMED and not Path(file).is_file():
+            raise InputError(f"--trunk {text}: there is no file {file}")
+        weights[name] = (file if file in NAMED else str(Path(file).resolve())) if equals else "imagenet"
+    if weights and all(name in SMALL for name in folders):
+        raise InputError(f"{', '.join(folders)}: always trained with a small network of their own, so leave out --trunk")
+    return Machine(folders, weights)
 
 
 @app.callback()
-def paper(
-    context: typer.Context,
-    results: Annotated[Path, RESULTS] = RESULTS_FOLDER,
-) -> None:
-    """List the experiments: every table and figure of the paper, and how many runs of each are there.
+def paper(context: typer.Context, results: Annotated[Path, RESULTS_OPTION] = RESULTS_FOLDER) -> None:
+    """List the experiments, one per table or figure of the paper, and how many runs of each are finished.
 
     Example: `python -m paper`, then `python -m paper run s-table-3 --data cars=~/cars --trunk resnet50`, then
     `python -m paper report`
@@ -26,51 +94,57 @@ def paper(
         return
     from rich.table import Table
 
+    from paper.experiments import ALL
     from paper.page import settings_of
     from paper.record import Records
-    from paper.registry import ALL
     from paper.study import Study
     from xbm_app.cli.tables import print_table
 
     records = Records(results)
     settings = settings_of(records)
     table = Table(
-        "experiment", "what", "in the paper", "runs there", caption="python -m paper run NAME --data cars=DIR [--trunk NAME]"
+        "experiment",
+        "title",
+        "in the paper",
+        "finished runs",
+        caption="python -m paper run NAME --data cars=DIR [--trunk NAME]",
     )
     for experiment in ALL.values():
         studies = [Study(experiment, setting, records) for setting in settings if experiment.suits(setting)]
-        there = {id(run) for study in studies for arm in study.arms for run in study.runs(arm)}
-        table.add_row(experiment.name, experiment.title, experiment.source, str(len(there)))
+        finished = {id(run) for study in studies for arm in study.arms for run in study.runs(arm)}
+        table.add_row(experiment.name, experiment.title, experiment.source, str(len(finished)))
     table.add_row("smoke", "All of them in miniature, on the built-in glyphs", "", "")
     print_table(table)
 
 
 @app.command()
 def run(
-    names: Annotated[list[str], typer.Argument(help="experiments that `python -m paper` lists, or smoke")],
+    names: Annotated[list[str], typer.Argument(help="names that `python -m paper` lists, or smoke")],
     data: Annotated[list[str] | None, DATA] = None,
     trunk: Annotated[
-        list[str] | None, typer.Option(help="NAME, or NAME=FILE with its weights; googlenet unless given; may be repeated")
+        list[str] | None, typer.Option(help="NAME, or NAME=FILE with its weights; default: googlenet; can be repeated")
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="seeds of each run on the test classes")] = 3,
-    jobs: Annotated[int, typer.Option(min=1, help="runs side by side: several small ones share a GPU well")] = 1,
+    seeds: Annotated[int, typer.Option(min=1, help="number of seeds on the test classes")] = 3,
+    jobs: Annotated[int, typer.Option(min=1, help="number of runs in parallel; several small ones share a GPU well")] = 1,
     budget: Annotated[
-        float | None, typer.Option(min=1, help="seconds: no run is begun that would not end in time, and the rest is stopped")
+        float | None,
+        typer.Option(min=1, help="seconds; runs that would not finish in time are not started, unfinished ones are stopped"),
     ] = None,
-    results: Annotated[Path, RESULTS] = RESULTS_FOLDER,
-    runs: Annotated[Path, typer.Option(help="where run folders go; one that was stopped is gone on with")] = Path("runs/paper"),
+    results: Annotated[Path, RESULTS_OPTION] = RESULTS_FOLDER,
+    runs: Annotated[Path, typer.Option(help="folder of run folders; interrupted runs are resumed")] = Path("runs/paper"),
 ) -> None:
     """Run experiments: choose learning rates on held-out training classes, then train and score on the test classes.
 
-    What is in the results folder is not run again, whichever experiment it was run for. It can be stopped at any moment.
+    Runs that are already in the results folder are not repeated, whichever experiment they belong to. You can interrupt this
+    command at any time.
 
     Examples: `python -m paper run smoke` ·
     `python -m paper run s-table-3 --data cars=~/cars --trunk efficientnet_lite0 --jobs 3` ·
     `python -m paper run figure-1 batch-size --data cars=~/cars-store --trunk resnet50_v1=weights.safetensors --budget 540`
     """
+    from paper.experiments import experiment
     from paper.plan import plan
     from paper.record import Records
-    from paper.registry import experiment
     from paper.workers import run_all
     from xbm.errors import InputError
 
@@ -84,18 +158,16 @@ def run(
         outcome = run_smoke(runs / "smoke", chosen or None, tell=tell)
         print(runs / "smoke" / "results.md")
     else:
-        from paper.machine import machine_of
-
-        chosen_experiments = [experiment(name) for name in names]
+        experiments = [experiment(name) for name in names]
         machine = machine_of(data or [], trunk or [])
         records = Records(results)
         settings = machine.settings()
-        first = plan(chosen_experiments, settings, seeds, records)
+        first = plan(experiments, settings, seeds, records)
         if not (first.done or first.ready or first.waiting):
-            raise InputError(f"{', '.join(names)}: nothing of it is for this data: `python -m paper` lists what each is for")
-        tell(f"{first.done} runs are there, {len(first.ready)} can start, {first.waiting} wait for a learning rate")
+            raise InputError(f"{', '.join(names)}: not defined for this data; `python -m paper` lists all experiments")
+        tell(f"{first.done} runs are finished, {len(first.ready)} can start, {first.waiting} wait for a learning rate")
         outcome = run_all(
-            lambda: plan(chosen_experiments, settings, seeds, records),
+            lambda: plan(experiments, settings, seeds, records),
             machine.place,
             records,
             runs,
@@ -105,36 +177,35 @@ def run(
         )
     tell(f"{outcome.made} runs made, {outcome.left} left")
     if outcome.failed:
-        raise InputError(f"{len(outcome.failed)} runs failed, the first: {next(iter(outcome.failed.values()))}")
+        raise InputError(f"{len(outcome.failed)} runs failed; the first: {next(iter(outcome.failed.values()))}")
 
 
 @app.command()
 def report(
-    results: Annotated[Path, RESULTS] = RESULTS_FOLDER,
-    out: Annotated[Path, typer.Option(help="where results.md, robustness.md and their figures go")] = Path(__file__).parents[1]
-    / "docs",
+    results: Annotated[Path, RESULTS_OPTION] = RESULTS_FOLDER,
+    out: Annotated[Path, typer.Option(help="folder for results.md, robustness.md and their figures")] = DOCS,
     data: Annotated[list[str] | None, DATA] = None,
 ) -> None:
-    """Write the pages of results and their figures; with the data at hand, sheets of photographs too.
+    """Write the pages of results and their figures; with --data, contact sheets of photographs too.
 
     Example: `python -m paper report` · `python -m paper report --data cars=~/cars`
     """
     from paper.experiment import base, setting_of
-    from paper.machine import machine_of
-    from paper.page import BEYOND_THE_PAPER, RESULTS, write_page
+    from paper.experiments import RESULTS, ROBUSTNESS
+    from paper.page import write_page
     from paper.record import Records
     from xbm.errors import InputError
     from xbm_app.train.dataset import read_data
 
     records = Records(results)
     if not len(records):
-        raise InputError(f"{results} holds no results: give the folder that `python -m paper run` writes to")
+        raise InputError(f"{results} contains no results: give the folder that `python -m paper run` writes to")
     datasets = {}
     if data:
         machine = machine_of(data, [])
         datasets = {name: read_data(machine.place(base(setting_of(name))).data) for name in machine.data}
-    for document in (RESULTS, BEYOND_THE_PAPER):
-        print(write_page(records, out, datasets, document=document))
+    for document in (RESULTS, ROBUSTNESS):
+        print(write_page(records, document, out, datasets))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""What an experiment is: arms that are trained with several seeds, and how a table or a figure is drawn from them."""
+"""What an experiment is: arms that are trained with several seeds, and a function that draws a table or a figure from them.
+
+The arms that several experiments share are defined here too, once each, so that their runs are shared.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,35 +11,35 @@ from typing import TYPE_CHECKING, Any
 
 from paper.record import NAMED
 from xbm_app.train.config import Config, override
-from xbm_app.train.presets import preset
+from xbm_app.train.presets import FULL_QUEUE, SLOTS, preset
 
 if TYPE_CHECKING:
-    from paper.blocks import Block
+    from paper.page import Block
     from paper.study import Study
 
 HOLDOUT = 0.2  # share of the training classes that learning rates are chosen on
 CHOOSING_SEED = 0
-SMALL = ("omniglot", "glyphs")  # little drawings: a small net from scratch
+SMALL = ("omniglot", "glyphs")  # drawings: a small network trained from scratch
 OFF = {"memory.ratio": 0.0}
 QUEUE = {"memory.update": "queue"}
 
-# One recipe for all comparisons: the loss of the batch and that against the memory, added with equal weight.
+# One recipe for all comparisons: the sum of the batch loss and the memory loss.
 RECIPE = {"memory.batch_weight": 1.0, "log.every": 50, "log.checkpoint_every": 1000}
-# Nothing to warm up on schedules of 1,400 and 2,000 iterations: the memory is there from the start, and empty.
+# Schedules of 1,400 and 2,000 iterations have no warm-up: the memory is used from the start, and starts empty.
 SHORT = {"memory.update": "queue", "memory.momentum": None, "memory.start": 0, "memory.fill": False}
-# Learning rates to choose from: as many for every method. Pretrained ResNet-50 wants smaller steps than the others.
+# Candidate learning rates, equally many for every method. A pretrained ResNet-50 needs smaller ones.
 GRIDS = {"resnet50_v1": (1e-5, 3e-5, 1e-4), "resnet50": (1e-5, 3e-5, 1e-4), "small": (3e-4, 1e-3, 3e-3)}
 GRID = (3e-5, 1e-4, 3e-4)
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Where an experiment is run: a data set, a trunk, and the weights it starts from (a bare file name where they are one)."""
+    """Where an experiment is run: a data set, a trunk and its initial weights ("imagenet", "none" or a bare file name)."""
 
     data: str
     trunk: str
     weights: str
-    mini: bool = False  # a few iterations of each run, to see that everything works
+    mini: bool = False  # a few iterations per run, to test that everything works
 
     @property
     def where(self) -> str:
@@ -44,7 +47,7 @@ class Setting:
 
     @property
     def slug(self) -> str:
-        """For the names of files."""
+        """Used in file names."""
         weights = "" if self.weights in NAMED else f"_{Path(self.weights).stem}"
         return f"{self.data}_{self.trunk}{weights}".replace("/", "-")
 
@@ -55,7 +58,7 @@ class Setting:
 
 
 def setting_of(data: str, trunk: str | None = None, weights: str | None = None) -> Setting:
-    """The setting with the paper's trunk, GoogLeNet, unless told otherwise; little drawings have one of their own."""
+    """A setting; the default trunk is the paper's, GoogLeNet. Drawings are always trained with a small network."""
     if data in SMALL:
         return Setting(data, "small", "none")
     return Setting(data, trunk or "googlenet", weights or "imagenet")
@@ -63,12 +66,13 @@ def setting_of(data: str, trunk: str | None = None, weights: str | None = None) 
 
 @cache
 def base(setting: Setting) -> Config:
-    """The config that the arms of every experiment start from."""
+    """The config that the arms of every experiment change."""
     config = override(preset(setting.data, trunk=setting.trunk), {"model.weights": setting.weights, **RECIPE})
     return override(config, SHORT) if setting.data in ("cars", "cub") else config
 
 
 def grid(setting: Setting) -> tuple[float, ...]:
+    """The learning rates to choose from."""
     rates = GRIDS.get(setting.trunk, GRID)
     return rates[1:] if setting.mini else rates
 
@@ -91,14 +95,14 @@ class Arm:
     """One way of training: a row of a table, a point of a figure.
 
     Attributes:
-        label: what the row or point is called.
-        settings: what it changes in the base config.
-        choose: None takes the learning rate as the settings have it. Otherwise it is chosen on held-out training classes, with
-            these settings on top: so arms that differ only in them share one choice.
-        chosen_as: what the row of that choice is called, where not `label`.
-        measures: what is measured beyond training and scores, see `measures.py`.
-        seeds: at most so many.
-        among: a setting that is chosen in the same way instead of the learning rate, and its candidates.
+        label: name of the row or point.
+        settings: changes to the base config.
+        choose: None uses the learning rate of the settings. Otherwise the rate is chosen on held-out training classes with
+            these further changes, so arms that differ only in them share one choice.
+        chosen_as: label of that choice, if different from `label`.
+        measures: what to measure on the finished run, see `MEASURES` in `paper/experiments`.
+        seeds: maximum number of seeds.
+        among: another setting that is chosen instead of the learning rate, and its candidates.
     """
 
     label: str
@@ -115,11 +119,11 @@ class Experiment:
     """A table or a figure of the paper.
 
     Attributes:
-        source: where it is in the paper.
-        data: the data sets the paper has it for; those and others can be run.
-        arms: for a setting.
-        elsewhere: whether it says something about data sets that the paper does not have it for.
-        draw: what the page shows of it for one data set, given its studies, one a trunk; none where nothing was run.
+        source: its place in the paper.
+        data: the data sets of the paper's table or figure.
+        arms: the arms for a setting.
+        draw: what the page shows for one data set, given one study per trunk.
+        elsewhere: whether it is also meaningful for other data sets.
     """
 
     name: str
@@ -132,3 +136,62 @@ class Experiment:
 
     def suits(self, setting: Setting) -> bool:
         return self.elsewhere or setting.mini or setting.data in self.data
+
+
+# ------------------------------------------------------------------ arms that several experiments share
+
+LOSSES = {"contrastive": "contrastive", "triplet": "triplet", "MS": "multi_similarity"}
+SUMMED = {"loss.reduction": "sum"}
+SCRATCH = {"model.weights": "none", "optim.iterations": 6000, "optim.decay_at": (4500,)}
+# The usual way to use a memory: a queue of all images, its loss summed over pairs and added to the batch loss.
+PLAIN_QUEUE = {**FULL_QUEUE, **SUMMED, "memory.reduction": None, "memory.batch_weight": 1.0}
+
+
+def memory_of(setting: Setting) -> dict[str, Any]:
+    """The memory of the paper's "w/ M" rows: Table 7 gives m = 0.9 for CUB and Cars, a queue for the others."""
+    return SLOTS if setting.data in ("cub", "cars") else QUEUE
+
+
+def loss_arms(setting: Setting) -> list[Arm]:
+    """Each loss without and with memory. Small networks average over pairs, and have additional arms with the paper's sum."""
+    losses = [(label, {"loss.name": name}) for label, name in LOSSES.items()]
+    if setting.data in SMALL:
+        losses.insert(1, ("contrastive, summed", {"loss.name": "contrastive", **SUMMED}))
+    arms = []
+    for label, loss in losses:
+        measures = {"contrastive": ("retrieved", "outliers"), "MS": ("outliers",)}.get(label, ())
+        arms.append(Arm(label, {**loss, **OFF}, measures=("retrieved",) if label == "contrastive" else ()))
+        arms.append(Arm(f"{label} w/ M", {**loss, **memory_of(setting)}, measures=measures))
+    return arms
+
+
+def contrastive(setting: Setting) -> tuple[Arm, Arm]:
+    """The contrastive loss without and with memory."""
+    arms = {arm.label: arm for arm in loss_arms(setting)}
+    return arms["contrastive"], arms["contrastive w/ M"]
+
+
+def queue(setting: Setting) -> Arm:
+    """The contrastive loss with a queue of the whole training set: used for drift, negatives and Lemma 1."""
+    return Arm("contrastive, queue R_M = 1", {"loss.name": "contrastive", **FULL_QUEUE}, measures=("lemma", "mined"))
+
+
+def sized(setting: Setting, loss: str, size: int, ratio: float, sampler: str = "pk", passes: bool = False) -> Arm:
+    """A loss at some batch size and memory ratio. The learning rate is chosen at the usual batch size, with PK and R_M 0 or 1.
+
+    Args:
+        passes: keep the number of passes over the training images instead of the number of iterations.
+    """
+    optim, usual_size = base(setting).optim, base(setting).batch.size
+    label = f"{loss}, batch {size}, {sampler}, R_M = {ratio:g}"
+    settings = {"loss.name": LOSSES[loss], **QUEUE, "memory.ratio": ratio, "batch.size": size, "batch.sampler": sampler}
+    usual: dict[str, Any] = {"batch.size": usual_size, "batch.sampler": "pk", "memory.ratio": 1.0 if ratio else 0.0}
+    if passes:
+        label += ", equal passes"
+        factor = usual_size / size
+        usual |= {"optim.iterations": optim.iterations, "optim.decay_at": optim.decay_at}
+        decays = tuple(round(factor * step) for step in optim.decay_at)
+        settings |= {"optim.iterations": round(factor * optim.iterations), "optim.decay_at": decays}
+    chosen_as = f"{loss}, batch {usual_size}, pk, R_M = {1 if ratio else 0}"
+    is_queue = (loss, size, ratio, sampler) == ("contrastive", usual_size, 1.0, "pk")
+    return Arm(label, settings, usual, chosen_as, queue(setting).measures if is_queue else ())

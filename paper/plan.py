@@ -1,4 +1,4 @@
-"""What is still to run: learning rates are chosen first, then the test classes are met once with what was chosen."""
+"""Plans the runs that are still missing: first those that choose learning rates, then those on the test classes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,8 +18,8 @@ class Task:
     """One run to make.
 
     Attributes:
-        chosen: how its learning rate was chosen, for the result file; None where it was given.
-        measures: what to measure beyond training and scores.
+        chosen: how its learning rate was chosen, for the result file; None if it is fixed.
+        measures: what to measure on the finished run.
     """
 
     config: Config
@@ -32,16 +32,16 @@ class Task:
 
     @property
     def alone(self) -> bool:
-        """Whether nothing else may use the machine meanwhile."""
+        """Whether no other run may use the machine at the same time."""
         return bool(TIMED & {*self.measures})
 
 
 @dataclass(frozen=True)
 class Plan:
     """Attributes:
-    ready: runs that can start now, in the order they should.
-    waiting: how many more there will be once learning rates are chosen.
-    done: how many are there already.
+    ready: runs that can start now, in this order.
+    waiting: number of runs that wait for a learning rate.
+    done: number of finished runs.
     """
 
     ready: list[Task]
@@ -77,12 +77,12 @@ def plan(experiments: Sequence[Experiment], settings: Sequence[Setting], seeds: 
         for arm, first, told in chosen:
             if seed >= (arm.seeds or seeds):
                 continue
-            task = Task(replace(first, seed=seed), told, arm.measures if seed == 0 else ())  # one seed is enough to look at
+            task = Task(replace(first, seed=seed), told, arm.measures if seed == 0 else ())  # measured for one seed only
             found = records.get(task.key)
             if found is not None and (found.values.get("failed") or set(task.measures) <= set(found.measures)):
                 there.add(task.key)
                 continue
-            where = choosing if task.key in choosing else scored  # what is scored on held-out classes may be a choosing run too
+            where = choosing if task.key in choosing else scored  # a run on held-out classes may also choose a rate
             before = where.setdefault(task.key, task)
             both = dict.fromkeys((*before.measures, *task.measures))
             where[task.key] = replace(before, measures=tuple(both))

@@ -1,7 +1,8 @@
-"""Finished runs as small JSON files: one a run, named by what was run and nothing about the machine it ran on.
+"""Stores finished runs as small JSON files, one per run, and finds them again by their config.
 
-Two experiments that need the same run find the same file. What is compared is the whole config, less what cannot change a
-figure (where the data lies, how often checkpoints are written); a setting that came later than a file counts as its default.
+Two experiments that need the same run find the same file. Runs are compared by their whole config, without the settings that
+cannot change a figure (the location of the data, how often checkpoints are written). A setting that is newer than a file has
+its default value there.
 """
 
 import hashlib
@@ -9,7 +10,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsFloat
 
 from xbm.errors import InputError
 from xbm.losses import LOSSES
@@ -28,7 +29,7 @@ LATER = {"memory.doubt"}  # settings that came when results had names: at their 
 
 
 def identity(config: Config) -> dict[str, Any]:
-    """The settings that a figure depends on, by full name; a file of weights by its bare name."""
+    """The settings that a figure depends on, by full name; a weights file is identified by its bare name."""
     settings = flat(config)
     found = {name: _plain(value) for name, value in {**settings, **_unused(settings)}.items() if name not in APART}
     if found["model.weights"] not in NAMED:
@@ -57,7 +58,7 @@ DEFAULTS = identity(Config())
 
 
 def key(settings: Mapping[str, Any]) -> str:
-    """One text for one run: equal for equal settings, whatever their order, missing and unused ones at their defaults."""
+    """A string that identifies a run: the same for the same settings, with missing and unused ones at their defaults."""
     return json.dumps(_whole(settings), sort_keys=True)
 
 
@@ -67,7 +68,7 @@ def _whole(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def file_name(settings: Mapping[str, Any]) -> str:
-    """A name that a person can read, and a hash that no other run has."""
+    """A readable name with a hash of all settings."""
     s = _whole(settings)
     memory = "no-memory" if not s["memory.ratio"] else s["memory.update"].replace("_", "-")
     loss = s["loss.name"].replace("_", "-")
@@ -82,7 +83,7 @@ class Record:
     """One finished run.
 
     Attributes:
-        values: what the file holds; see `work.py`, which writes it.
+        values: the contents of the file, which `work.py` writes.
     """
 
     values: Mapping[str, Any]
@@ -97,11 +98,11 @@ class Record:
 
     @property
     def measures(self) -> Mapping[str, Any]:
-        """What was measured beyond training and scores, by name."""
+        """Measurements on the finished run, by name."""
         return self.values.get("measures", {})
 
     def score(self, name: str = "recall@1", protocol: str | None = None) -> float:
-        """A figure of the first protocol, or of the one named; 0 for a run that diverged."""
+        """A score with the first protocol, or with the given one; 0 for a run that diverged."""
         if self.values.get("failed"):
             return 0.0
         protocols = self.values["scores"]
@@ -119,7 +120,7 @@ class Record:
 
 
 class Records:
-    """The finished runs of a folder; files that appear later are seen after `refresh`."""
+    """The finished runs of a folder. `refresh` reads files that were added later."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -146,11 +147,11 @@ class Records:
         return self.get(key(settings))
 
     def get(self, which: str) -> Record | None:
-        """The run with that key, see `key`."""
+        """The run with this key, see `key`."""
         return self._by_key.get(which)
 
     def seeds(self, settings: Mapping[str, Any]) -> list[Record]:
-        """The runs with these settings whatever their seed, by seed."""
+        """The runs with these settings and any seed, ordered by seed."""
         return sorted(self._by_kind.get(key({**settings, "seed": None}), []), key=lambda record: record.seed)
 
     def __iter__(self) -> Iterator[Record]:
@@ -160,7 +161,7 @@ class Records:
         return len(self._by_key)
 
     def write(self, values: Mapping[str, Any]) -> Path:
-        """Keeps a finished run; what an earlier run of the same config measured and this one did not is kept too."""
+        """Writes the file of a finished run. Measurements of an earlier run with the same config are kept."""
         values = {name: value for name, value in values.items() if name != "format"}
         before = self.find(values["config"])
         if before is not None and not values.get("failed"):
@@ -169,9 +170,9 @@ class Records:
         older = [name for name, (_, record) in self._read.items() if record is before and name != path.name]
         path.parent.mkdir(parents=True, exist_ok=True)
         lines = [f"{json.dumps(name)}: {json.dumps(value, ensure_ascii=False)}" for name, value in values.items()]
-        with replacing(path) as beside:  # a line a part: short to read, and a change of one shows as one
+        with replacing(path) as beside:  # one line per entry, for readable diffs
             beside.write_text("{\n" + ",\n".join([f'"format": {FORMAT}', *lines]) + "\n}\n", encoding="utf-8")
-        for name in older:  # the same run under the name it had when there were fewer settings
+        for name in older:  # the same run under an older name
             (self.folder / name).unlink(missing_ok=True)
         self.refresh()
         return path
@@ -182,7 +183,12 @@ def _read(path: Path) -> dict[str, Any]:
         values = json.loads(path.read_text(encoding="utf-8"))
         known = values["format"] <= FORMAT and isinstance(values["config"], dict)
     except (OSError, ValueError, KeyError, TypeError):
-        raise InputError(f"{path} is no result of `python -m paper run`: mend it or take it away") from None
+        raise InputError(f"{path} is no result of `python -m paper run`: repair or remove it") from None
     if not known:
         raise InputError(f"{path} has format {values['format']}, this version reads up to {FORMAT}: upgrade xbm")
     return values
+
+
+def digits(value: SupportsFloat) -> float:
+    """Rounds a measurement to the four significant digits that result files keep."""
+    return float(f"{float(value):.4g}")

@@ -1,17 +1,17 @@
-"""An experiment in a setting, looked at through the runs that are there: which learning rate was chosen, which runs it has."""
+"""An experiment in a setting, and its results: how learning rates are chosen, and which runs each arm has."""
 
 from dataclasses import dataclass
 from typing import Any
 
 from paper.experiment import CHOOSING_SEED, HOLDOUT, Arm, Experiment, Setting, config_of, grid
 from paper.record import Record, Records, identity
-from xbm_app.demo import mean_and_error
+from xbm_app.report.groups import over
 from xbm_app.train.config import Config, override
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A setting, and what it was chosen by."""
+    """How a setting, usually the learning rate, was chosen."""
 
     tried: tuple[Any, ...]  # learning rates in ascending order, or candidates of another setting
     scores: tuple[float, ...]  # R@1 on the held-out classes
@@ -19,16 +19,16 @@ class Choice:
 
     @property
     def picked(self) -> Any:
-        """The best; of equals the first."""
+        """The best candidate, the first one if there are several."""
         return self.tried[max(range(len(self.tried)), key=lambda k: (self.scores[k], -k))]
 
     @property
     def at_edge(self) -> bool:
-        """Whether a rate beyond those tried might have been better."""
+        """Whether a value beyond the candidates might have been better."""
         return len(self.tried) > 1 and self.picked in (min(self.tried), max(self.tried))
 
     def told(self) -> dict[str, Any]:
-        """For the result file: the choice, and the budget that was spent on it."""
+        """The choice and its budget, for the result file."""
         return {
             "setting": self.setting,
             "picked": self.picked,
@@ -42,25 +42,25 @@ class Choice:
 
 @dataclass(frozen=True)
 class Spread:
-    """The scores of one arm: one value a seed."""
+    """The scores of one arm, one per seed."""
 
     by_seed: dict[int, float]
 
     @property
     def mean(self) -> float:
-        return mean_and_error(list(self.by_seed.values()))[0]
+        return over(self.by_seed.values()).mean
 
     @property
     def error(self) -> float:
-        """The standard error of the mean; NaN for one seed."""
-        return mean_and_error(list(self.by_seed.values()))[1]
+        """The standard error of the mean; NaN for a single seed."""
+        return over(self.by_seed.values()).error
 
     def __len__(self) -> int:
         return len(self.by_seed)
 
 
 def paired(one: Spread, other: Spread) -> Spread:
-    """How much better the other is, seed by seed, over the seeds that both have."""
+    """The differences, other minus one, for the seeds that both have."""
     return Spread({seed: other.by_seed[seed] - one.by_seed[seed] for seed in one.by_seed if seed in other.by_seed})
 
 
@@ -77,7 +77,7 @@ class Study:
         return list(self.experiment.arms(self.setting))
 
     def choosing(self, arm: Arm) -> list[Config]:
-        """The runs that an arm's learning rate (or other setting) is chosen by; none where it is given."""
+        """The runs that decide an arm's learning rate (or another setting); none if it is fixed."""
         if arm.choose is None:
             return []
         held_out = {"data.holdout": HOLDOUT, "seed": CHOOSING_SEED}
@@ -89,7 +89,7 @@ class Study:
         return arm.among or ("optim.lr", grid(self.setting))
 
     def choice(self, arm: Arm) -> Choice | None:
-        """What was chosen, or None as long as a run is missing, or where there is nothing to choose."""
+        """What was chosen, or None while runs are missing or if there is nothing to choose."""
         found = [self.records.find(identity(config)) for config in self.choosing(arm)]
         if not found or None in found:
             return None
@@ -97,7 +97,7 @@ class Study:
         return Choice(tried, tuple(record.score() for record in found if record is not None), setting)
 
     def config(self, arm: Arm, seed: int) -> Config | None:
-        """The run that is scored on the test classes; None until its learning rate is chosen."""
+        """The config of the run that is scored on the test classes, or None until its learning rate is chosen."""
         config = config_of(self.setting, {**arm.settings, "seed": seed})
         if arm.choose is None:
             return config
@@ -110,10 +110,10 @@ class Study:
         return [] if config is None else self.records.seeds(identity(config))
 
     def finished(self, arm: Arm) -> list[Record]:
-        """Those of them that did not diverge: only they have curves and measures."""
+        """The finished runs that did not diverge: only these have curves and measures."""
         return [record for record in self.runs(arm) if not record.values.get("failed")]
 
     def spread(self, arm: Arm, name: str = "recall@1", protocol: str | None = None) -> Spread | None:
-        """The scores of an arm, or None where it has not run."""
-        found = {record.seed: record.score(name, protocol) for record in self.runs(arm)}
-        return Spread(found) if found else None
+        """The scores of an arm, or None if it has not run."""
+        scores = {record.seed: record.score(name, protocol) for record in self.runs(arm)}
+        return Spread(scores) if scores else None

@@ -1,4 +1,4 @@
-"""One run, from a config to its result file: trains or goes on training, measures, and keeps the figures."""
+"""Executes one run, from its config to its result file: trains or resumes training, measures, and writes the figures."""
 
 import gc
 import hashlib
@@ -10,16 +10,18 @@ from typing import Any
 
 import torch
 
-from paper import balance  # noqa: F401 (a loss that configs name)
-from paper.classification import LOSS as CROSS_ENTROPY
+from paper.experiments import MEASURES, TIMINGS
+from paper.experiments.drift import CROSS_ENTROPY, classify, snapshot, stages
 from paper.plan import Task
 from paper.record import NAMED, Records, file_name, identity
-from xbm.errors import DivergedError
+from xbm.errors import DivergedError, unknown
 from xbm_app.report.drift_curves import read_columns
 from xbm_app.train.checkpoint import read_checkpoint
 from xbm_app.train.config import Config, override
+from xbm_app.train.dataset import read_run
 from xbm_app.train.files import replacing
 from xbm_app.train.finish import device_name
+from xbm_app.train.job import Job
 from xbm_app.train.task import pick_device
 
 
@@ -27,15 +29,15 @@ def execute(task: Task, config: Config, runs: Path, records: Records, beside: in
     """Makes the run and its result file.
 
     Args:
-        task: what is run.
-        config: the same with this machine's paths in it.
-        runs: where run folders are made; one that an earlier, interrupted call left is gone on with.
-        beside: how many runs share the machine: their times say little about a run alone.
+        task: the run to make.
+        config: its config with this machine's paths.
+        runs: where run folders are created; interrupted runs are resumed.
+        beside: number of runs that share the machine, because it affects their times.
     """
     settings = identity(task.config)
     folder = runs / file_name(settings).removesuffix(".json")
     begun = time.monotonic()
-    if task.alone:  # what is timed is timed whole
+    if task.alone:  # a timed run must not be a resumed one
         shutil.rmtree(folder, ignore_errors=True)
     resumed = (folder / "checkpoints" / "last.pt").exists()
     if torch.cuda.is_available():
@@ -44,10 +46,10 @@ def execute(task: Task, config: Config, runs: Path, records: Records, beside: in
     try:
         values |= _trained(task, config, folder)
     except DivergedError as error:
-        # a rate at which the net diverges is an outcome like any other, and not to be tried again
+        # divergence at some learning rate is a result, and is not repeated
         values["failed"] = f"iteration {error.iteration}: the loss is not finite"
     finally:
-        gc.collect()  # the next run of this process needs the room
+        gc.collect()  # the next run of this process needs the memory
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
     path = records.write({
@@ -68,10 +70,7 @@ def execute(task: Task, config: Config, runs: Path, records: Records, beside: in
 
 def _trained(task: Task, config: Config, folder: Path) -> dict[str, Any]:
     if config.loss.name == CROSS_ENTROPY:
-        from paper.classification import classify
-
         return classify(config, folder)
-    from paper.measures import measure, snapshot, stages
     from xbm_app.train.loop import train
 
     result: dict[str, Any] = {}
@@ -79,7 +78,7 @@ def _trained(task: Task, config: Config, folder: Path) -> dict[str, Any]:
         kept, last = snapshot(folder, config.optim.iterations - stop), folder / "checkpoints" / "last.pt"
         if kept.exists():
             continue
-        if last.exists() and read_checkpoint(last)["step"] > stop:  # trained on before this model was wanted: begin again
+        if last.exists() and read_checkpoint(last)["step"] > stop:  # trained past this model: start again
             shutil.rmtree(folder)
         begun = (folder / "config.yaml").exists()
         result = train(override(config, {"optim.iterations": stop}), folder, resume=begun, quiet=True)
@@ -99,12 +98,24 @@ def _trained(task: Task, config: Config, folder: Path) -> dict[str, Any]:
     }
 
 
+def measure(name: str, config: Config, folder: Path) -> Any:
+    """Measures something on a finished run, for its result file."""
+    if name in TIMINGS:
+        return TIMINGS[name](config, folder)
+    if name not in MEASURES:
+        raise unknown("measure", name, [*MEASURES, *TIMINGS])
+    job = Job(config, read_run(config, folder), folder)
+    job.restore()
+    job.model.eval()
+    return MEASURES[name](job)
+
+
 def _rounded(scores: dict[str, float]) -> dict[str, float]:
     return {name: round(value, 6) if isinstance(value, float) else value for name, value in scores.items()}
 
 
 def weights_of(config: Config) -> dict[str, str]:
-    """Which weights the trunk began with: a file by its name and its digest."""
+    """The initial weights of the trunk: a file by its name and digest."""
     path = Path(config.model.weights)
     if config.model.weights in NAMED or not path.is_file():
         return {"name": path.name}

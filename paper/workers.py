@@ -1,6 +1,6 @@
-"""Runs made side by side: processes that each make one run after the other, within a budget of time, killed with their parent.
+"""Executes runs in parallel: worker processes that each make one run after another, within a time budget.
 
-A step of a small net keeps a GPU waiting for launches, so several runs on one GPU take little longer than one.
+A step of a small network leaves a GPU waiting for kernel launches, so several runs on one GPU take little longer than one.
 """
 
 import multiprocessing
@@ -23,23 +23,23 @@ from xbm.errors import InputError
 from xbm_app.train.config import Config, from_dict, to_dict
 from xbm_app.train.metrics import read_metrics
 
-MARGIN = 1.1  # an estimate is this much too short, to be safe
-PATIENCE = 2.0  # seconds between two looks at the clock
-SILENCE = 30.0  # seconds after which a line says how far the runs are
+MARGIN = 1.1  # safety factor of an estimated duration
+PATIENCE = 2.0  # seconds to wait for a message before the clock is checked
+SILENCE = 30.0  # seconds between progress messages
 
 
 @dataclass
 class Worker:
     process: BaseProcess
     pipe: Connection
-    another: Callable[[], "Worker"]  # starts one in its place
+    another: Callable[[], "Worker"]  # starts a replacement
     task: Task | None = None
     since: float = 0.0
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of the work: how many runs were made, which failed and why, how many are left."""
+    """How many runs were made, which failed and why, and how many are left."""
 
     made: int
     failed: dict[str, str]
@@ -55,15 +55,15 @@ def run_all(
     budget: float = float("inf"),
     tell: Callable[[str], None] = print,
 ) -> Outcome:
-    """Makes every run of the plan, and those that it leads to.
+    """Makes every run of the plan, and the runs that become possible when these are finished.
 
     Args:
-        planned: the plan as the results stand now; asked again whenever a run has ended.
-        place: puts this machine's paths into a config.
-        runs: where run folders are made.
-        jobs: how many runs at a time.
-        budget: seconds. A run that would not end in time by what like ones took here is not begun; what still runs at the end
-            is stopped, and goes on from its last checkpoint the next time.
+        planned: returns the plan for the current results; called again whenever a run has ended.
+        place: inserts this machine's paths into a config.
+        runs: where run folders are created.
+        jobs: number of runs in parallel.
+        budget: seconds. A run that would not finish in time, judging by similar runs, is not started. Runs that are unfinished
+            at the end are stopped, and resume from their last checkpoint the next time.
     """
     begun = time.monotonic()
     made, failed, seen = 0, dict[str, str](), list[Record]()
@@ -85,9 +85,7 @@ def run_all(
             if not busy:
                 return Outcome(made, failed, len(ready) + plan.waiting)
             if left <= 0:
-                tell(
-                    f"the budget of {budget:.0f} s is spent: {len(busy)} runs are stopped and will go on from their checkpoints"
-                )
+                tell(f"the budget of {budget:.0f} s is spent: {len(busy)} runs are stopped and can be resumed")
                 return Outcome(made, failed, len(ready) + len(busy) + plan.waiting)
             if time.monotonic() - told > SILENCE:
                 told = time.monotonic()
@@ -118,24 +116,24 @@ def run_all(
 
 
 def _may_start(task: Task, busy: list[Worker]) -> bool:
-    """A run whose time is measured has the machine for itself."""
+    """A run whose time is measured must not share the machine."""
     return not busy if task.alone else not any(w.task is not None and w.task.alone for w in busy)
 
 
 def estimate(task: Task, seen: Iterable[Record]) -> float:
-    """Seconds that a run will take, by the slowest like it of those seen; 0 where there is none yet."""
+    """Seconds that a run will take, from the slowest similar run so far; 0 if there is none."""
     settings = identity(task.config)
-    like = ("data.name", "model.trunk", "batch.size", "memory.updates_per_step")
+    similar = ("data.name", "model.trunk", "batch.size", "memory.updates_per_step")
     long = "lemma" in task.measures
-    found = [
+    seconds = [
         record.values["wall_seconds"] * max(1.0, task.config.optim.iterations / record.values["iterations"])
         for record in seen
         if record.values.get("iterations")
         and record.values.get("wall_seconds")
         and (long or "lemma" not in record.measures)
-        and all(record.config[name] == settings[name] for name in like)
+        and all(record.config[name] == settings[name] for name in similar)
     ]
-    return max(found, default=0.0)
+    return max(seconds, default=0.0)
 
 
 def _heard(worker: Worker) -> dict[str, Any] | None:
@@ -147,8 +145,8 @@ def _heard(worker: Worker) -> dict[str, Any] | None:
     if worker.process.is_alive():
         return None
     raise InputError(
-        f"the process of {_named(worker.task)} ended by itself (exit code {worker.process.exitcode}): "  # type: ignore[arg-type]
-        "it may have run out of memory; try fewer --jobs. What is done is kept"
+        f"the process of {_named(worker.task)} ended unexpectedly (exit code {worker.process.exitcode}): "  # type: ignore[arg-type]
+        "it may have run out of memory; try fewer --jobs. Finished runs are kept"
     )
 
 
@@ -157,7 +155,7 @@ def _named(task: Task) -> str:
 
 
 def _where(worker: Worker, runs: Path) -> str:
-    """How far a run is, by the last line of its metrics."""
+    """The progress of a run, from the last line of its metrics."""
     assert worker.task is not None
     file = runs / _named(worker.task) / "metrics.csv"
     rows = read_metrics(file) if file.exists() else []
@@ -181,9 +179,9 @@ def unpack(packed: dict[str, Any]) -> Task:
 
 @contextmanager
 def _workers(jobs: int, runs: Path, results: Path) -> Iterator[list[Worker]]:
-    """Processes that stand ready, and are gone afterwards however this ends."""
+    """Worker processes, which are ended when the block is left in whatever way."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
-    os.environ["OMP_NUM_THREADS"] = str(max(1, cores // jobs))  # read by the processes below when they load torch
+    os.environ["OMP_NUM_THREADS"] = str(max(1, cores // jobs))  # read by the worker processes when they load torch
     context = multiprocessing.get_context("spawn")
     workers: list[Worker] = []
     before = signal.signal(signal.SIGTERM, _interrupt) if threading.current_thread() is threading.main_thread() else None
@@ -215,7 +213,7 @@ def _interrupt(*_: object) -> None:
 
 
 def _serve(pipe: Connection, parent: int, runs: str, results: str) -> None:
-    """The life of a process: makes the runs it is sent, one after the other, until its parent is gone."""
+    """The main function of a worker process: makes the runs it receives until its parent ends."""
     threading.Thread(target=_outlive, args=(parent,), daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     from paper.work import execute
@@ -231,9 +229,9 @@ def _serve(pipe: Connection, parent: int, runs: str, results: str) -> None:
             execute(unpack(said["task"]), from_dict(said["config"]), Path(runs), records, said["beside"])
         except InputError as trouble:
             error = str(trouble)
-        except Exception as trouble:  # one run's bug must not take the others with it; told as it is
+        except Exception as trouble:  # a bug in one run must not end the others; it is reported
             traceback.print_exc()
-            error, ended = f"{type(trouble).__name__}: {trouble}", True  # its device may be of no use to this process any more
+            error, ended = f"{type(trouble).__name__}: {trouble}", True  # the device may be unusable in this process now
         pipe.send({"error": error, "ended": ended})
         if ended:
             return

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from paper.blocks import Block
+from paper.experiments import EXPERIMENTS
+from paper.page import Block
 from paper.record import Records
-from paper.registry import EXPERIMENTS
 from paper.study import Study
 from tests.paper.made_up import CARS, carry_out
 

@@ -4,9 +4,12 @@ import sys
 import pytest
 
 from paper import workers
+from paper.__main__ import machine_of
+from paper.experiment import Setting, base
 from paper.record import Records, identity
 from paper.workers import Outcome
 from tests.tiny import paper
+from xbm.errors import InputError
 from xbm_app.train.presets import preset
 
 ABOUT = {"date": "2026-01-31", "device": "cpu", "precision": "fp32"}
@@ -44,18 +47,18 @@ def test_run_passes_on_what_it_is_told(asked, tmp_path):
         tmp_path / "r",
     )
     assert asked["place"](asked["plan"].ready[0].config).data.root == str(tmp_path / "cars")
-    assert "0 runs are there, 18 can start, 12 wait for a learning rate" in out
+    assert "0 runs are finished, 18 can start, 12 wait for a learning rate" in out
 
 
 def test_a_run_that_failed_ends_in_a_sentence(asked, tmp_path):
     asked["outcome"] = Outcome(1, {"k": "glyphs_small: no luck"}, 0)
     code, _, err = paper("run", "drift", "--data", "glyphs", "--results", tmp_path)
-    assert code == 2 and "1 runs failed, the first: glyphs_small: no luck" in err
+    assert code == 2 and "1 runs failed; the first: glyphs_small: no luck" in err
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
-    [(("tabel-1", "--data", "glyphs"), "did you mean 'table-1'"), (("table-1",), "say which data to run on")],
+    [(("tabel-1", "--data", "glyphs"), "did you mean 'table-1'"), (("table-1",), "no data given")],
 )
 def test_mistakes_end_in_a_sentence(asked, words, message):
     code, _, err = paper("run", *words)
@@ -64,12 +67,12 @@ def test_mistakes_end_in_a_sentence(asked, words, message):
 
 def test_an_experiment_that_says_nothing_about_the_data_is_told(asked, tmp_path):
     code, _, err = paper("run", "table-1", "--data", "glyphs", "--results", tmp_path)
-    assert code == 2 and "table-1: nothing of it is for this data" in err
+    assert code == 2 and "table-1: not defined for this data" in err
 
 
 def test_a_report_of_nothing_leaves_what_was_written(tmp_path):
     code, _, err = paper("report", "--results", tmp_path / "r", "--out", tmp_path / "docs")
-    assert code == 2 and "holds no results" in err and not (tmp_path / "docs").exists()
+    assert code == 2 and "contains no results" in err and not (tmp_path / "docs").exists()
 
 
 def test_the_report_is_written(tmp_path):
@@ -93,8 +96,55 @@ def test_a_machine_without_pyarrow_and_faiss_can_run_experiments():
 import sys
 for name in ("pyarrow", "faiss"):
     sys.modules[name] = None  # an import of it fails
-import paper.__main__, paper.machine, paper.measures, paper.page
-import paper.smoke, paper.work, paper.classification
+import paper.__main__, paper.page, paper.smoke, paper.work
 import xbm_app.train.loop, xbm_app.data.store, xbm_app.data.benchmarks
 """
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+@pytest.fixture
+def places(tmp_path):
+    (tmp_path / "cars").mkdir()
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "dataset.json").write_text("{}")
+    (tmp_path / "w.safetensors").touch()
+    return tmp_path
+
+
+def test_every_data_set_with_every_trunk(places):
+    weights = places / "w.safetensors"
+    machine = machine_of([f"cars={places / 'cars'}", "glyphs"], ["efficientnet_lite0", f"resnet50_v1={weights}"])
+    assert machine.settings() == [
+        Setting("cars", "efficientnet_lite0", "imagenet"),
+        Setting("cars", "resnet50_v1", "w.safetensors"),
+        Setting("glyphs", "small", "none"),
+    ]
+    assert machine_of([f"cars={places / 'cars'}"], []).settings() == [Setting("cars", "googlenet", "imagenet")]
+
+
+def test_paths_go_into_the_config_of_a_run_and_a_store_is_told_from_images(places):
+    machine = machine_of([f"cars={places / 'cars'}"], [f"resnet50_v1={places / 'w.safetensors'}"])
+    placed = machine.place(base(machine.settings()[0]))
+    assert placed.data.root == str(places / "cars") and placed.data.store is None
+    assert placed.model.weights == str(places / "w.safetensors")
+    stored = machine_of([f"cars={places / 'store'}"], ["efficientnet_lite0"])
+    placed = stored.place(base(stored.settings()[0]))
+    assert placed.data.root is None and placed.data.store == str(places / "store") and placed.model.weights == "imagenet"
+    glyphs = machine_of(["glyphs"], [])
+    assert glyphs.place(base(glyphs.settings()[0])).data.root is None
+
+
+@pytest.mark.parametrize(
+    ("data", "trunks", "message"),
+    [
+        ([], [], "--data cars=DIR"),
+        (["cars"], [], "write --data cars=DIR"),
+        (["carz=x"], [], "did you mean 'cars'"),
+        (["cars=/nowhere/at/all"], [], "there is no folder"),
+        (["glyphs"], ["resnet50"], "leave out --trunk"),
+        (["glyphs"], ["resnet50_v1=/nowhere.pth"], "there is no file"),
+    ],
+)
+def test_mistakes_are_told_in_one_sentence(data, trunks, message):
+    with pytest.raises(InputError, match=message):
+        machine_of(data, trunks)

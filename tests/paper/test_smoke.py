@@ -1,18 +1,17 @@
 import pytest
 import torch
 
+from paper.experiments import ALL, BEYOND, EXPERIMENTS, RESULTS
 from paper.page import write_page
 from paper.plan import plan
 from paper.record import Records
-from paper.registry import ALL, BEYOND, EXPERIMENTS
 from paper.smoke import GLYPHS, run_smoke
 from paper.work import execute
 
 
 def test_the_plan_of_the_smoke_covers_every_experiment_in_miniature(tmp_path):
-    settings = GLYPHS.settings(mini=True)
     for experiment in ALL.values():
-        now = plan([experiment], settings, 1, Records(tmp_path))
+        now = plan([experiment], [GLYPHS], 1, Records(tmp_path))
         assert now.ready, experiment.name
         assert all(task.config.optim.iterations < 50 and task.config.data.name == "glyphs" for task in now.ready)
 
@@ -21,9 +20,9 @@ def test_one_experiment_of_it_from_plan_to_page(tmp_path):
     """In this process; the whole is a slow test."""
     torch.set_num_threads(1)
     records = Records(tmp_path / "results")
-    for task in plan([EXPERIMENTS["drift"]], GLYPHS.settings(mini=True), 1, records).ready:
-        execute(task, GLYPHS.place(task.config), tmp_path / "runs", records)
-    text = write_page(records, tmp_path, mini=True).read_text()
+    for task in plan([EXPERIMENTS["drift"]], [GLYPHS], 1, records).ready:
+        execute(task, task.config, tmp_path / "runs", records)
+    text = write_page(records, RESULTS, tmp_path, mini=True).read_text()
     assert len(records) == 2 and "(figures/drift_glyphs_small.svg)" in text
     assert (tmp_path / "figures" / "drift_glyphs_small.svg").exists()
 

@@ -5,10 +5,10 @@ import json
 import pytest
 import torch
 
-from paper.measures import MEASURES
+from paper.experiments import MEASURES
 from paper.plan import Task
 from paper.record import Records, file_name, identity
-from paper.work import execute, weights_of
+from paper.work import execute, measure, weights_of
 from tests.tiny import draw_photos, tiny_config
 from xbm.errors import DivergedError, InputError
 from xbm_app.report import drift_curves
@@ -25,7 +25,7 @@ def photos(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def _few_pairs(monkeypatch):
-    monkeypatch.setattr("paper.measures.PAIRS", 3)
+    monkeypatch.setattr("paper.experiments.drift.PAIRS", 3)
 
 
 def task_of(config, measures=(), chosen=None) -> Task:
@@ -72,12 +72,12 @@ def test_a_run_that_was_stopped_goes_on(photos, tmp_path, monkeypatch):
     whole = execute(task_of(config, ("lemma",)), config, tmp_path / "whole", records).read_text()
     kept = json.loads(whole)
     usual = dict(MEASURES)
-    monkeypatch.setattr("paper.measures.MEASURES", {"lemma": stop})
+    monkeypatch.setattr("paper.work.MEASURES", {"lemma": stop})
     again = Records(tmp_path / "again")
     with pytest.raises(KeyboardInterrupt):
         execute(task_of(config, ("lemma",)), config, tmp_path / "runs", again)
     assert len(again) == 0
-    monkeypatch.setattr("paper.measures.MEASURES", usual)
+    monkeypatch.setattr("paper.work.MEASURES", usual)
     values = json.loads(execute(task_of(config, ("lemma",)), config, tmp_path / "runs", again).read_text())
     assert values["scores"] == kept["scores"] and values["measures"] == kept["measures"] and values["curves"] == kept["curves"]
 
@@ -94,7 +94,7 @@ def test_models_kept_on_the_way_are_those_of_their_iterations(photos, tmp_path):
 
 def test_a_run_that_went_on_does_not_tell_how_long_a_whole_one_takes(photos, tmp_path, monkeypatch):
     config = tiny_config(photos)
-    monkeypatch.setattr("paper.measures.MEASURES", {"lemma": stop})
+    monkeypatch.setattr("paper.work.MEASURES", {"lemma": stop})
     with pytest.raises(KeyboardInterrupt):
         execute(task_of(config, ("lemma",)), config, tmp_path / "runs", Records(tmp_path / "results"))
     values = json.loads(execute(task_of(config), config, tmp_path / "runs", Records(tmp_path / "results")).read_text())
@@ -139,6 +139,11 @@ def test_other_trouble_is_no_outcome(photos, tmp_path):
     with pytest.raises(InputError):
         execute(task_of(config), config, tmp_path / "runs", Records(tmp_path / "results"))
     assert not (tmp_path / "results").exists()
+
+
+def test_an_unknown_measure_is_told(photos, tmp_path):
+    with pytest.raises(InputError, match="did you mean 'lemma'"):
+        measure("lema", tiny_config(photos), tmp_path)
 
 
 def test_weights_of_a_file_have_a_name_and_a_digest(photos, tmp_path):

@@ -303,12 +303,12 @@ class PairStats:
 # ------------------------------------------------------------------ arithmetic that several losses use
 
 
-def balance(pull: Tensor, push: Tensor, most: float = 1.0) -> Tensor:
-    """(m,): the factor for an anchor's negatives with which their weights add up to at most `most` times its positives'.
+def balance(pull: Tensor, push: Tensor) -> Tensor:
+    """(m,): the factor for an anchor's negatives with which their weights add up to at most its positives'.
 
     An anchor without positives counts as one with a single pair of weight 1, so its negatives still contribute.
     """
-    return (most * pull.clamp(min=1) / push.clamp(min=1)).clamp(max=1)
+    return (pull.clamp(min=1) / push.clamp(min=1)).clamp(max=1)
 
 
 def masked_lse(logits: Tensor, mask: Tensor) -> Tensor:

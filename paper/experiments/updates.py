@@ -1,16 +1,16 @@
-"""Experiments about how the memory is kept and trained with: S-Tables 1, 2, 6 and 7, and the supplementary's two tricks."""
+"""How the memory is updated (S-Tables 1, 2 and 6), the presets (S-Table 7), and the supplementary's two tricks."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from paper import published
-from paper.arms import contrastive, queue
-from paper.blocks import NONE, Block, Table, printed, spread
-from paper.experiment import OFF, Arm, Experiment, Setting, base
-from paper.losses import choices, columns_of
+from paper.experiment import OFF, Arm, Experiment, Setting, base, contrastive, queue
+from paper.experiments.losses import choices, columns_of, recall_cells
+from paper.page import Block, Table, plus_minus, printed
 from paper.record import APART
 from paper.study import Study
+from xbm_app.report.wording import MISSING
 from xbm_app.train.config import flat
 from xbm_app.train.presets import preset
 
@@ -27,14 +27,14 @@ def _plain_queue(setting: Setting) -> Arm:
 
 
 def momentum_arms(setting: Setting) -> list[Arm]:
-    kept = {**CONTRASTIVE, "memory.update": "moving_average"}
-    arms = [Arm(f"m = {m:g}", {**kept, "memory.momentum": m}, {"memory.momentum": 0.9}, "m = 0.9") for m in published.MOMENTA]
+    update = {**CONTRASTIVE, "memory.update": "moving_average"}
+    arms = [Arm(f"m = {m:g}", {**update, "memory.momentum": m}, {"memory.momentum": 0.9}, "m = 0.9") for m in published.MOMENTA]
     return [_plain_queue(setting), *arms]
 
 
 def alpha_arms(setting: Setting) -> list[Arm]:
-    kept = {**CONTRASTIVE, "memory.update": "backprop", "memory.momentum": 0.0}
-    arms = [Arm(f"α = {a:g}", {**kept, "memory.alpha": a}, {"memory.alpha": 0.1}, "α = 0.1") for a in published.ALPHAS]
+    update = {**CONTRASTIVE, "memory.update": "backprop", "memory.momentum": 0.0}
+    arms = [Arm(f"α = {a:g}", {**update, "memory.alpha": a}, {"memory.alpha": 0.1}, "α = 0.1") for a in published.ALPHAS]
     return [_plain_queue(setting), *arms]
 
 
@@ -47,12 +47,12 @@ def faster_arms(setting: Setting) -> list[Arm]:
 
 
 def preset_arms(setting: Setting) -> list[Arm]:
-    """The data set's preset by the recipe `paper`: to the letter, with Table 7's values."""
-    wanted, usual = flat(preset(setting.data, trunk=setting.trunk)), flat(base(setting))
-    changed = {name: wanted[name] for name in wanted if wanted[name] != usual[name] and name not in APART}
-    kept = {name: value for name, value in changed.items() if name not in ("model.weights", "log.every")}
-    without = Arm("preset, no memory", {**kept, "memory.update": "queue", "memory.momentum": None, **OFF}, choose=None)
-    return [without, Arm("preset", kept, choose=None)]
+    """The data set's preset with the recipe `paper`, which has Table 7's values."""
+    usual, same = flat(base(setting)), {*APART, "model.weights", "log.every"}
+    values = flat(preset(setting.data, trunk=setting.trunk))
+    changes = {name: value for name, value in values.items() if value != usual[name] and name not in same}
+    without = Arm("preset, no memory", {**changes, "memory.update": "queue", "memory.momentum": None, **OFF}, choose=None)
+    return [without, Arm("preset", changes, choose=None)]
 
 
 def trick_arms(setting: Setting) -> list[Arm]:
@@ -65,16 +65,16 @@ def trick_arms(setting: Setting) -> list[Arm]:
     return arms
 
 
-def draw_row(paper: dict[str, published.Row], symbol: str):  # type: ignore[no-untyped-def]
-    """Draws a table whose columns are the arms: the paper's row, and one a trunk."""
+def draw_row(paper: dict[str, published.Row], symbol: str) -> Callable[[str, Sequence[Study]], list[Block]]:
+    """Returns a function that draws a table with one column per arm: the paper's row, and one per trunk."""
 
     def draw(data: str, studies: Sequence[Study]) -> list[Block]:
-        rows = [["paper (GoogLeNet)", NONE, *(printed(value) for value in paper[data])]] if data in paper else []
+        rows = [["paper (GoogLeNet)", MISSING, *(printed(value) for value in paper[data])]] if data in paper else []
         for study in studies:
-            rows.append([study.setting.trunk, *(spread(study.spread(arm)) for arm in study.arms)])
+            rows.append([study.setting.trunk, *(plus_minus(study.spread(arm)) for arm in study.arms)])
         labels = [f"{symbol} = {value:g}" for value in published.MOMENTA]
-        found: list[Block] = [Table([f"{data}, R@1, %", "queue", *labels], rows)]
-        return [*found, *(block for study in studies for block in choices(study))]
+        table = Table([f"{data}, R@1, %", "queue", *labels], rows)
+        return [table, *(block for study in studies for block in choices(study))]
 
     return draw
 
@@ -85,45 +85,49 @@ def draw_faster(data: str, studies: Sequence[Study]) -> list[Block]:
     if data == "sop":
         rows = [[f"paper (GoogLeNet), ×{n}", *(printed(v) for v in values)] for n, values in published.S_TABLE_6.items()]
     for study in studies:
-        for arm in study.arms:
-            cells = [spread(study.spread(arm, f"recall@{k}", protocol)) for _, k, protocol in columns]
-            rows.append([f"{study.setting.trunk}, {arm.label}", *cells])
+        rows += [[f"{study.setting.trunk}, {arm.label}", *recall_cells(study, arm, columns)] for arm in study.arms]
     return [Table([f"{data}, %", *(name for name, _, _ in columns)], rows)]
 
 
 def draw_presets(data: str, studies: Sequence[Study]) -> list[Block]:
-    """The paper's values beside the preset's, and what the preset reaches."""
+    """The paper's values and the preset's, and R@1 with the preset."""
     blocks: list[Block] = []
     if data in published.S_TABLE_7:
         lr, decay, iterations, ratio, alpha, m = published.S_TABLE_7[data]
         ours = preset(data)
         keyed = ours.memory.update != "queue"
         rows = [
-            ["paper", f"{lr:g}", str(decay or NONE), str(iterations), f"{ratio:g}" if ratio else NONE, f"{alpha:g}", f"{m:g}"],
+            [
+                "paper", f"{lr:g}", str(decay or MISSING), str(iterations), f"{ratio:g}" if ratio else MISSING, f"{alpha:g}",
+                f"{m:g}",
+            ],
             [
                 f"`xbm train {data} --recipe paper`", f"{ours.optim.lr:g}",
-                str(ours.optim.decay_at[0]) if ours.optim.decay_at else NONE,
+                str(ours.optim.decay_at[0]) if ours.optim.decay_at else MISSING,
                 str(ours.optim.iterations), f"{ours.memory.ratio:g}", f"{ours.memory.alpha:g}" if keyed else "0",
                 f"{ours.memory.momentum:g}" if ours.memory.momentum is not None else "0",
             ],
         ]  # fmt: skip
         blocks.append(Table([data, "lr", "× 0.1 at", "iterations", "R_M", "α", "m"], rows))
     rows = [
-        [f"{study.setting.trunk}, {arm.label}", spread(study.spread(arm)), str(len(study.runs(arm)) or NONE)]
+        [f"{study.setting.trunk}, {arm.label}", plus_minus(study.spread(arm)), str(len(study.runs(arm)) or MISSING)]
         for study in studies
         for arm in study.arms
     ]
     return [*blocks, Table([f"{data}, %", "R@1", "seeds"], rows)] if rows else blocks
 
 
+def by_trunk(corner: str, studies: Sequence[Study]) -> list[Block]:
+    """R@1 of every arm, one column per trunk."""
+    labels = [arm.label for arm in studies[0].arms] if studies else []
+    rows = [[label, *(plus_minus(study.spread(study.arms[k])) for study in studies)] for k, label in enumerate(labels)]
+    return [Table([corner, *(study.setting.trunk for study in studies)], rows)] if rows else []
+
+
 def draw_tricks(data: str, studies: Sequence[Study]) -> list[Block]:
-    header = ["R@1, %", *(study.setting.trunk for study in studies)]
-    labels = [arm.label for arm in trick_arms(studies[0].setting)] if studies else []
-    rows = []
-    for k, label in enumerate(labels):
-        rows.append([label, *(spread(study.spread(study.arms[k])) for study in studies)])
-    said = "The paper says that either adds more than 2 points on CUB and Cars, and does nothing on large data sets."
-    return [Table(header, rows), said, *(block for study in studies for block in choices(study))] if rows else []
+    note = "According to the paper, each adds more than 2 points on CUB and Cars and nothing on large data sets."
+    table = by_trunk("R@1, %", studies)
+    return [*table, note, *(block for study in studies for block in choices(study))] if table else []
 
 
 EXPERIMENTS = (

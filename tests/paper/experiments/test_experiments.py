@@ -1,10 +1,13 @@
+from pathlib import Path
+
 import pytest
 
-from paper.blocks import Figure, Pictures, Table
+import paper
+from paper import experiments
 from paper.experiment import Setting, setting_of
-from paper.measures import MEASURES
+from paper.experiments import ALL, BEYOND, EXPERIMENTS, MEASURES, TIMINGS, experiment
+from paper.page import Figure, Pictures, Table
 from paper.record import Records
-from paper.registry import ALL, BEYOND, EXPERIMENTS, experiment
 from paper.study import Study
 from tests.paper.made_up import CARS, carry_out
 from xbm.errors import InputError
@@ -30,7 +33,7 @@ def test_every_arm_is_a_run_that_can_start(name, tmp_path):
         labels = [arm.label for arm in study.arms]
         assert labels and len(set(labels)) == len(labels)
         for arm in study.arms:
-            assert set(arm.measures) <= set(MEASURES)
+            assert set(arm.measures) <= {*MEASURES, *TIMINGS}
             configs = study.choosing(arm) or [study.config(arm, 1)]
             for config in configs:
                 check(config)
@@ -72,3 +75,12 @@ def test_all_experiments_on_cars_share_their_runs(tmp_path):
 def test_a_name_that_does_not_exist_names_the_nearest():
     with pytest.raises(InputError, match="did you mean 's-table-3'"):
         experiment("s-table3")
+
+
+def test_the_readme_says_where_every_experiment_is():
+    readme = (Path(paper.__file__).parent / "README.md").read_text()
+    rows = [line for line in readme.splitlines() if "`experiments/" in line]
+    for name, each in ALL.items():
+        (row,) = [row for row in rows if f"`{name}`" in row]
+        family = next(module for module in vars(experiments).values() if each in getattr(module, "EXPERIMENTS", ()))
+        assert each.source in row and f"`experiments/{Path(family.__file__).name}`" in row

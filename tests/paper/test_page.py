@@ -1,5 +1,6 @@
 """The page: made from the results and nothing else. The one under docs/ is what its results give."""
 
+import math
 import re
 from pathlib import Path
 
@@ -7,24 +8,43 @@ import numpy as np
 import pytest
 
 from paper.experiment import Setting, setting_of
-from paper.page import ABSENT, BEYOND_THE_PAPER, RESULTS, drawn_from, make_page, settings_of, write_page
+from paper.experiments import ALL, EXPERIMENTS, RESULTS, ROBUSTNESS
+from paper.page import (
+    BREAK,
+    FRAME,
+    FRAMES,
+    GAP,
+    NO_DATA,
+    SIDE,
+    TEXT,
+    Claim,
+    Table,
+    Tile,
+    draw_sheet,
+    drawn_from,
+    make_page,
+    plus_minus,
+    printed,
+    settings_of,
+    write_page,
+)
 from paper.plan import plan
 from paper.record import Records
-from paper.registry import ALL, EXPERIMENTS
-from paper.study import Study
+from paper.study import Spread, Study
 from tests.paper.made_up import CARS, carry_out, invented
 from xbm_app.data.images import Dataset, ImageSet, Protocol
 from xbm_app.report import panels
+from xbm_app.report.wording import listed, percent, seeds
 
 ROOT = Path(__file__).parents[2]
 GLYPHS = setting_of("glyphs")
 SOME = [EXPERIMENTS[name] for name in ("s-table-3", "mined", "lemma-1", "valid-negatives")]
 
 
-@pytest.mark.parametrize("document", [RESULTS, BEYOND_THE_PAPER], ids=lambda document: document.name)
+@pytest.mark.parametrize("document", [RESULTS, ROBUSTNESS], ids=lambda document: document.name)
 def test_the_page_in_the_documents_is_the_one_that_its_results_give(document):
     there = {path.stem for path in (ROOT / "docs" / "figures").glob("*.webp")}
-    page = make_page(Records(ROOT / "paper" / "results"), lambda name: name in there, document=document)
+    page = make_page(Records(ROOT / "paper" / "results"), document, lambda name: name in there)
     assert (ROOT / "docs" / document.name).read_text() == page.text, "run `python -m paper report`"
     for figure in page.figures:
         assert drawn_from(ROOT / "docs" / "figures" / f"{figure.name}.svg") == panels.digest(figure.data), figure.name
@@ -65,21 +85,21 @@ def test_runs_that_diverged_are_told_and_break_nothing(tmp_path, every):
                 {**values, "failed": "iteration 3: the loss is not finite"} if count % every == 0 else {**values, **lost}
             )
             count += 1
-    for document in (RESULTS, BEYOND_THE_PAPER):
-        assert "cars" in make_page(found, lambda _: False, document=document).text
+    for document in (RESULTS, ROBUSTNESS):
+        assert "cars" in make_page(found, document, lambda _: False).text
 
 
 def test_without_results_everything_is_not_run_and_the_papers_figures_stay(tmp_path):
-    page = make_page(Records(tmp_path), lambda name: False)
+    page = make_page(Records(tmp_path), RESULTS, lambda name: False)
     for experiment in EXPERIMENTS.values():
         section = page.text.split(f"## {experiment.title}\n")[1].split("\n## ")[0]
         for data in experiment.data:
-            assert re.search(rf"\b{data}\b[^.\n]*: {ABSENT}\.", section), (experiment.name, data)
+            assert re.search(rf"\b{data}\b[^.\n]*: {NO_DATA}\.", section), (experiment.name, data)
     assert "| contrastive w/ M | 80.3 | +7.8 |" in page.text and page.figures == [] and "In short" not in page.text
 
 
 def test_with_results_ours_stand_beside_the_papers(records):
-    text = make_page(records, lambda name: False).text
+    text = make_page(records, RESULTS, lambda name: False).text
     assert "| contrastive w/ M | 80.3 | +7.8 | 61.1 ± 0.5 | +10.0 ± 0.0 |" in text
     assert "- efficientnet_lite0, weights imagenet; 8,000 training images of 98 classes; 2,000 iterations; seeds 0, 1;" in text
     first = text.split("## In short")[1].split("\n## ")[0]
@@ -90,24 +110,24 @@ def test_with_results_ours_stand_beside_the_papers(records):
 
 def test_figures_are_drawn_once_and_again_when_their_values_change(records, tmp_path):
     out = tmp_path / "docs"
-    page = write_page(records, out)
+    page = write_page(records, RESULTS, out)
     figures = {path.name: path.stat().st_mtime_ns for path in (out / "figures").iterdir()}
     assert "valid-negatives_cars.svg" in figures and page.read_text().count(".svg)") == len(figures)
-    write_page(records, out)  # nothing is drawn
+    write_page(records, RESULTS, out)  # nothing is drawn
     assert {path.name: path.stat().st_mtime_ns for path in (out / "figures").iterdir()} == figures
     (out / "figures" / "valid-negatives_cars.svg").write_text("values 0000000000000000")
-    write_page(records, out)
+    write_page(records, RESULTS, out)
     assert "<svg" in (out / "figures" / "valid-negatives_cars.svg").read_text()
 
 
 def test_photographs_need_their_data_set_and_stay_once_they_are_there(records, tmp_path, monkeypatch):
     monkeypatch.setattr(panels, "save", lambda data, path: None)
     out = tmp_path / "docs"
-    assert "python -m paper report --data cars=DIR" in write_page(records, out).read_text()
-    page = write_page(records, out, {"cars": photographs()}).read_text()
+    assert "python -m paper report --data cars=DIR" in write_page(records, RESULTS, out).read_text()
+    page = write_page(records, RESULTS, out, {"cars": photographs()}).read_text()
     sheet = out / "figures" / "mined-uniform_cars_efficientnet_lite0.webp"
-    assert sheet.exists() and f"(figures/{sheet.name})" in page and "are not kept here" not in page
-    assert write_page(records, out).read_text() == page
+    assert sheet.exists() and f"(figures/{sheet.name})" in page and "are not in this repository" not in page
+    assert write_page(records, RESULTS, out).read_text() == page
 
 
 def test_a_pretrained_trunks_runs_from_scratch_are_no_setting_of_their_own(records, tmp_path):
@@ -116,3 +136,48 @@ def test_a_pretrained_trunks_runs_from_scratch_are_no_setting_of_their_own(recor
     more = Records(tmp_path / "more")
     carry_out([EXPERIMENTS["drift"]], [Setting("omniglot", "small", "none")], 1, more)
     assert settings_of(more) == [Setting("omniglot", "small", "none")]
+
+
+def test_a_table_is_markdown():
+    assert Table(["a", "b"], [["x", "1"]]).markdown() == "| a | b |\n| --- | ---: |\n| x | 1 |"
+
+
+def test_figures_are_written_one_way():
+    assert percent(0.6684) == "66.8" and percent(math.nan) == "–"
+    assert printed(77.4) == "77.4" and printed(None) == "–"
+    assert plus_minus(Spread({0: 0.5, 1: 0.52})) == "51.0 ± 1.0" and plus_minus(Spread({0: 0.5})) == "50.0"
+    assert plus_minus(Spread({0: -0.05}), sign=True) == "−5.0" and plus_minus(Spread({0: 0.05}), sign=True) == "+5.0"
+    assert plus_minus(None) == plus_minus(Spread({})) == "–"
+
+
+def test_words():
+    assert listed(["a"]) == "a" and listed(["a", "b", "c"]) == "a, b and c"
+    assert seeds(1) == "one seed" and seeds(3) == "3 seeds" and Claim("x") == "x"
+
+
+def one(name: str, grey: int) -> ImageSet:
+    return ImageSet(name, np.array([0]), ["a"], pixels=np.full((1, 8, 8), grey, np.uint8))
+
+
+def test_every_picture_is_at_its_place_in_its_frame():
+    sets = [one(name, grey) for name, grey in (("x train", 40), ("x query", 120), ("x gallery", 200))]
+    dataset = Dataset("x", sets[0], (Protocol("test", sets[1], (1,), sets[2]),))
+    rows = [[Tile("train", 0, "anchor", "anchor")], [], [Tile("query", 0, "wrong", ""), Tile("gallery", 0, "right", "0.50")]]
+    sheet = draw_sheet(rows, dataset)
+    wide, high = SIDE + 2 * FRAME + GAP, SIDE + 2 * FRAME + TEXT + GAP
+    assert sheet.size == (2 * wide + GAP, 2 * high + GAP + BREAK)
+
+    def at(row, column, inside):
+        return sheet.getpixel((GAP + column * wide + inside, GAP + row * (high + BREAK) + inside))
+
+    middle = FRAME + SIDE // 2
+    assert at(0, 0, middle) == (40,) * 3 and at(1, 0, middle) == (120,) * 3 and at(1, 1, middle) == (200,) * 3
+    assert at(0, 1, middle) == (255,) * 3  # no tile
+    for row, column, frame in ((0, 0, "anchor"), (1, 0, "wrong"), (1, 1, "right")):
+        assert "#{:02x}{:02x}{:02x}".format(*at(row, column, 1)) == FRAMES[frame]
+
+
+def test_without_a_gallery_the_queries_are_searched():
+    dataset = Dataset("x", one("x train", 1), (Protocol("test", one("x test", 77), (1,)),))
+    sheet = draw_sheet([[Tile("gallery", 0, "right", "")]], dataset)
+    assert sheet.getpixel((GAP + FRAME + 5, GAP + FRAME + 5)) == (77,) * 3

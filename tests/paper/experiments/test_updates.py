@@ -1,10 +1,10 @@
 import pytest
 
 from paper.experiment import config_of, setting_of
+from paper.experiments import EXPERIMENTS
+from paper.experiments.updates import alpha_arms, momentum_arms, preset_arms, trick_arms
 from paper.record import Records, identity
-from paper.registry import EXPERIMENTS
 from paper.study import Study
-from paper.updates import alpha_arms, momentum_arms, preset_arms, trick_arms
 from tests.paper.made_up import CARS
 from xbm_app.train.presets import preset
 

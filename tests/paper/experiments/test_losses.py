@@ -1,10 +1,10 @@
 import pytest
 
-from paper.blocks import Claim, Table
 from paper.experiment import setting_of
-from paper.losses import choices, columns_of, draw_comparison, draw_losses
+from paper.experiments import EXPERIMENTS
+from paper.experiments.losses import choices, columns_of, draw_comparison, draw_losses
+from paper.page import Claim, Table
 from paper.record import Records
-from paper.registry import EXPERIMENTS
 from paper.study import Study
 from tests.paper.made_up import CARS, carry_out
 

@@ -1,23 +1,29 @@
 import pytest
+import torch
 
-from paper.blocks import Claim, Table
-from paper.experiment import setting_of
-from paper.plan import plan
-from paper.recipes import (
-    BARE,
+from paper.experiment import base, setting_of
+from paper.experiments import BEYOND, robustness
+from paper.experiments.robustness import (
     EXPERIMENTS,
-    _verdict,
+    NO_MEMORY,
+    Steps,
+    _claim,
     candidate_arms,
     draw_candidates,
     draw_cost,
     draw_recipes,
+    in_turns,
+    measure_step_times,
     recipe_arms,
     recipes,
-)  # fmt: skip
+)
+from paper.page import Claim, Table
+from paper.plan import plan
 from paper.record import Records
-from paper.registry import BEYOND
 from paper.study import Spread, Study
 from tests.paper.made_up import CARS, invented
+from tests.tiny import draw_photos, tiny_config
+from xbm_app.train.config import override
 
 GLYPHS = setting_of("glyphs")
 SCORES = {"sum": 0.50, "mean": 0.55, "balanced": 0.60}
@@ -85,7 +91,7 @@ def test_gains_are_taken_seed_by_seed_and_told(records):
     assert table.rows[0] == [
         "small, contrastive", "57.0 ± 1.2", "11.0 ± 0.6", "31.0 ± 0.6", "61.0 ± 0.6", "+4.0 ± 0.6", "+4.0 ± 0.6",
     ]  # fmt: skip
-    told = "`auto` is +4.0 ± 0.6 points from no memory, ahead by more than one standard error (3 seeds)."
+    told = "`auto` is +4.0 ± 0.6 points from no memory (ahead by more than one standard error, 3 seeds)."
     assert first == f"glyphs, small, contrastive: {told}"
 
 
@@ -112,7 +118,7 @@ def test_the_cost_is_told_as_a_share_of_a_step(records):
     table, said = draw_cost("cars", [study])
     assert table.rows == [
         ["efficientnet_lite0", "NVIDIA H200", "20.00 ms", "20.20 ms", "+1.0 % (−0.5 to +2.0)", "3"],
-    ] and "in turns" in said  # fmt: skip
+    ] and "in alternation" in said  # fmt: skip
     assert draw_cost("cars", []) == []
     (run,) = study.finished(study.arms[0])
     run.measures["beside_queue"] = {"queue": [0.0004882], "ours": [0.0004912]}  # a small net: the hundredths are the same
@@ -124,10 +130,63 @@ def test_the_cost_is_told_as_a_share_of_a_step(records):
 )
 def test_a_gain_is_told_by_its_standard_error(gains, told):
     gain = Spread(dict(enumerate(each / 100 for each in gains)))
-    assert f" points from no memory, {told} one standard error (3 seeds)." in _verdict("here", gain, gain, BARE)
+    assert f" points from no memory ({told} one standard error, 3 seeds)." in _claim("here", gain, gain, NO_MEMORY)
 
 
 def test_more_wrong_labels_are_asked_for_by_name():
     for name, share in {"robustness-noise": 0.1, "robustness-noise-20": 0.2, "robustness-noise-30": 0.3}.items():
         (experiment,) = (each for each in EXPERIMENTS if each.name == name)
         assert {arm.settings["data.noise"] for arm in experiment.arms(GLYPHS)} == {share}
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    torch.set_num_threads(1)
+    return draw_photos(tmp_path_factory.mktemp("own") / "photos")
+
+
+def test_everybody_warms_up_and_then_the_order_turns(photos, tmp_path, monkeypatch):
+    made = []
+
+    class Watched(Steps):
+        def seconds(self, count):
+            made.append((self.job.config.memory.update, self.done, count))
+            super().seconds(count)
+            return float(len(made))
+
+    monkeypatch.setattr(robustness, "Steps", Watched)
+    monkeypatch.setattr(robustness, "TURNS", 3)
+    configs = {name: tiny_config(photos, optim__iterations=8, memory__update=name) for name in ("queue", "moving_average")}
+    found = in_turns(configs, tmp_path)
+    assert made == [
+        ("queue", 0, 2), ("moving_average", 0, 2), ("queue", 2, 2), ("moving_average", 2, 2), ("moving_average", 4, 2),
+        ("queue", 4, 2), ("queue", 6, 2), ("moving_average", 6, 2),
+    ]  # fmt: skip
+    assert found == {"queue": [3.0, 6.0, 7.0], "moving_average": [4.0, 5.0, 8.0]}
+
+
+def test_steps_train_and_their_memory_is_on_from_the_first(photos, tmp_path):
+    config = tiny_config(photos, optim__iterations=4, memory__start=3, memory__fill=False)
+    steps = Steps(config, tmp_path)
+    before = [p.detach().clone() for p in steps.job.model.parameters()]
+    assert steps.seconds(1) > 0 and steps.done == 1 and len(steps.job.memory) == config.batch.size
+    assert any(not torch.equal(one, other) for one, other in zip(before, steps.job.model.parameters()))
+    assert Steps(tiny_config(photos, memory__ratio=0.0), tmp_path).seconds(2) > 0
+
+
+def test_looking_at_labels_is_part_of_what_a_step_takes(photos, tmp_path, monkeypatch):
+    looks = []
+    monkeypatch.setattr("xbm_app.train.job.set_aside", lambda memory, classes: looks.append(classes))
+    Steps(tiny_config(photos, memory__update="moving_average", memory__doubt="skip"), tmp_path).seconds(10)
+    assert looks == [6]
+
+
+def test_the_plain_queue_is_the_released_codes_and_otherwise_the_same(tmp_path, monkeypatch):
+    timed = {}
+    monkeypatch.setattr(robustness, "in_turns", lambda configs, folder: timed.update(configs) or {"queue": [0.0123456]})
+    changes = {"memory.update": "moving_average", "memory.reduction": "balanced", "memory.batch_weight": 0.5}
+    config = override(base(setting_of("cars")), changes)
+    assert measure_step_times(config, tmp_path) == {"queue": [0.01235]} and timed["ours"] == config
+    plain = timed["queue"].memory
+    assert (plain.update, plain.ratio, plain.reduction, plain.batch_weight) == ("queue", 1.0, None, 1.0)
+    assert timed["queue"].loss.reduction == "sum" and timed["queue"].optim == config.optim

@@ -1,11 +1,15 @@
-from paper.arms import contrastive, sized
-from paper.blocks import Claim, Figure, Table
-from paper.experiment import config_of
+import json
+
+import pytest
+
+from paper.experiment import base, config_of, contrastive, setting_of, sized
+from paper.experiments import EXPERIMENTS
+from paper.experiments.sizes import RATIOS, TABLE_2, TIMED, draw_batch_size, draw_cost, draw_figure_1, measure_cost
+from paper.page import Claim, Figure, Table
 from paper.record import Records, identity
-from paper.registry import EXPERIMENTS
-from paper.sizes import RATIOS, draw_batch_size, draw_figure_1
 from paper.study import Study
 from tests.paper.made_up import CARS, carry_out
+from xbm_app.train.config import override
 
 
 def drawn(name, tmp_path, seeds=1):
@@ -58,3 +62,39 @@ def test_learning_rates_are_those_chosen_at_batch_64(tmp_path):
     for arm in study.arms:
         for config in study.choosing(arm):
             assert (config.batch.size, config.batch.sampler, config.memory.ratio in (0, 1)) == (64, "pk", True)
+
+
+def test_time_and_memory_beside_the_papers(tmp_path):
+    records = Records(tmp_path)
+    carry_out([EXPERIMENTS["table-2"]], [CARS], 1, records)
+    table, said = draw_cost("cars", [Study(EXPERIMENTS["table-2"], CARS, records)])
+    rows = {row[0]: row[1:] for row in table.rows[:5]}
+    assert rows["batch 64, R_M = 1"] == ["–", "3.19 h", "+0.2 GB", "77.4"]
+    ours = table.rows[6:]
+    assert [row[0] for row in ours] == list(TABLE_2)
+    # 20 ms an iteration, 2,000 of them; the baseline's 3 GB in all, the others' beyond it
+    assert ours[0] == ["batch 64", "20.0 ms", "0.7 min", "3.00 GB", "50.6"] and ours[3][3:] == ["+0.00 GB", "60.6"]
+    assert "NVIDIA H200" in said
+
+
+def test_timed_runs_have_the_machine_for_themselves(tmp_path):
+    study = Study(EXPERIMENTS["table-2"], CARS, Records(tmp_path))
+    timed = [arm for arm in study.arms if arm.label.endswith("timed")]
+    assert len(timed) == 4 and all(arm.measures == ("cost",) and arm.choose is None for arm in timed)
+
+
+def test_nothing_run_nothing_drawn():
+    assert draw_cost("sop", []) == []
+
+
+def test_cost_is_the_difference_of_a_long_run_and_a_short_one(tmp_path, monkeypatch):
+    """5 s to warm up and 0.02 s an iteration: the warm-up cancels."""
+
+    def train(config, folder, quiet):
+        n = config.optim.iterations
+        return {"seconds_per_iteration": (5 + 0.02 * n) / n, "peak_memory_bytes": 7}
+
+    monkeypatch.setattr("xbm_app.train.loop.train", train)
+    config = override(base(setting_of("cars")), TIMED)
+    (tmp_path / "result.json").write_text(json.dumps(train(config, None, True)))
+    assert measure_cost(config, tmp_path) == {"seconds_per_iteration": pytest.approx(0.02), "peak_memory_bytes": 7}
