@@ -24,7 +24,7 @@ APART = {
 }  # fmt: skip
 USUAL = flat(Config())
 NAMED = ("imagenet", "none")  # weights that are no file
-LATER = {"memory.doubt"}  # settings that came when results had names: at their defaults they are no part of them
+LATER = {"memory.doubt", "data.fold"}  # settings that came when results had names: at their defaults they are no part of them
 
 
 def identity(config: Config) -> dict[str, Any]:
@@ -38,9 +38,10 @@ def identity(config: Config) -> dict[str, Any]:
 
 def _unused(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings that change nothing in this run, at their defaults: how a memory is kept that is not there, an α that is not
-    used, a reduction of a loss that has but one."""
+    used, a reduction of a loss that has but one, a fold of classes of which none is held out."""
     one = getattr(LOSSES.get(settings["loss.name"]), "one_reduction", False)
     names = ["loss.reduction", "memory.reduction"] if one else []
+    names += [] if settings["data.holdout"] else ["data.fold"]
     if not settings["memory.ratio"]:
         names += [name for name in settings if name.startswith("memory.") and name != "memory.ratio"]
     else:

@@ -195,6 +195,7 @@ FORWARDS: dict[str, Callable] = {
     "timm.layers.conv2d_same.Conv2dSame": _conv_same,
     "torchvision.models.googlenet.BasicConv2d": _basic_conv,
     "torchvision.models.googlenet.Inception": _inception,
+    "xbm_app.models.googlenet.Inception": _inception,
     BASIC_BLOCK: _basic_block,
     BOTTLENECK: _bottleneck,
 }
