@@ -52,7 +52,9 @@ def run(
     trunk: Annotated[
         list[str] | None, typer.Option(help="NAME, or NAME=FILE with its weights; googlenet unless given; may be repeated")
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="seeds of each run on the test classes")] = 3,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="seeds of each run on the test classes (default: 3, or what the experiment has)")
+    ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="runs side by side: several small ones share a GPU well")] = 1,
     budget: Annotated[
         float | None, typer.Option(min=1, help="seconds: no run is begun that would not end in time, and the rest is stopped")

@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paper.record import NAMED
+from paper.record import NAMED, Records
 from xbm_app.train.config import Config, override
 from xbm_app.train.presets import preset
 
@@ -87,6 +87,14 @@ def config_of(setting: Setting, settings: Mapping[str, Any]) -> Config:
 
 
 @dataclass(frozen=True)
+class Progress:
+    """How far a choice is: the runs that it needs as far as is known by now, and what was chosen once all are there."""
+
+    runs: list[Config]
+    choice: Any = None
+
+
+@dataclass(frozen=True)
 class Arm:
     """One way of training: a row of a table, a point of a figure.
 
@@ -97,8 +105,9 @@ class Arm:
             these settings on top: so arms that differ only in them share one choice.
         chosen_as: what the row of that choice is called, where not `label`.
         measures: what is measured beyond training and scores, see `measures.py`.
-        seeds: at most so many.
+        seeds: how many, where not 3; fewer where fewer are asked for.
         among: a setting that is chosen in the same way instead of the learning rate, and its candidates.
+        tune: chooses in another way, in stages that depend on each other's results.
     """
 
     label: str
@@ -108,6 +117,7 @@ class Arm:
     measures: tuple[str, ...] = ()
     seeds: int | None = None
     among: tuple[str, tuple[Any, ...]] | None = None
+    tune: "Callable[[Setting, Arm, Records], Progress] | None" = None
 
 
 @dataclass(frozen=True)

@@ -78,6 +78,17 @@ def file_name(settings: Mapping[str, Any]) -> str:
     return f"{s['data.name']}_{s['model.trunk'].replace('/', '-')}_{loss}_{memory}_seed{s['seed']}{split}_{digest}.json"
 
 
+def folder_name(config: Config) -> str:
+    """Of the run folder. A run at a constant rate that is scored on the way is the beginning of every longer one: they share a
+    folder, and a longer one goes on where a shorter one ended."""
+    settings = identity(config)
+    return file_name({**settings, "optim.iterations": None} if may_go_on(config) else settings).removesuffix(".json")
+
+
+def may_go_on(config: Config) -> bool:
+    return bool(config.log.evaluate_every) and config.optim.schedule == "step" and not config.optim.decay_at
+
+
 @dataclass(frozen=True)
 class Record:
     """One finished run.

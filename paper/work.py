@@ -1,23 +1,27 @@
 """One run, from a config to its result file: trains or goes on training, measures, and keeps the figures."""
 
+import base64
 import gc
 import hashlib
 import platform
 import shutil
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from paper import balance  # noqa: F401 (a loss that configs name)
 from paper.classification import LOSS as CROSS_ENTROPY
 from paper.plan import Task
-from paper.record import NAMED, Records, file_name, identity
+from paper.record import NAMED, Records, folder_name, identity, may_go_on
 from xbm.errors import DivergedError
 from xbm_app.report.drift_curves import read_columns
 from xbm_app.train.checkpoint import read_checkpoint
 from xbm_app.train.config import Config, override
+from xbm_app.train.dataset import read_run
 from xbm_app.train.files import replacing
 from xbm_app.train.finish import device_name
 from xbm_app.train.task import pick_device
@@ -33,7 +37,7 @@ def execute(task: Task, config: Config, runs: Path, records: Records, beside: in
         beside: how many runs share the machine: their times say little about a run alone.
     """
     settings = identity(task.config)
-    folder = runs / file_name(settings).removesuffix(".json")
+    folder = runs / folder_name(task.config)
     begun = time.monotonic()
     if task.alone:  # what is timed is timed whole
         shutil.rmtree(folder, ignore_errors=True)
@@ -62,7 +66,11 @@ def execute(task: Task, config: Config, runs: Path, records: Records, beside: in
         "device": device_name(pick_device(config.device)),
         "date": time.strftime("%Y-%m-%d"),
     })  # fmt: skip
-    shutil.rmtree(folder / "checkpoints", ignore_errors=True)  # hundreds of megabytes a run, and the figures are kept
+    # hundreds of megabytes a run, and the figures are kept
+    if may_go_on(task.config) and not values.get("failed"):
+        (folder / "checkpoints" / "best.pt").unlink(missing_ok=True)
+    else:
+        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
     return path
 
 
@@ -91,12 +99,31 @@ def _trained(task: Task, config: Config, folder: Path) -> dict[str, Any]:
         "iterations": result["iterations"],
         "scores": {protocol: _rounded(scores) for protocol, scores in result["protocols"].items()},
         "recall_curve": [round(value, 5) for value in result["curve"]],
+        "hits": None if config.data.holdout else hits(config, folder),
         "curves": read_columns(folder),
         "seconds_per_iteration": result["seconds_per_iteration"],
         "peak_memory_bytes": result.get("peak_memory_bytes"),
         "notes": [text for _, text in result["notes"]],
         "measures": {each: measure(each, config, folder) for each in task.measures},
     }
+
+
+def hits(config: Config, folder: Path) -> dict[str, Any]:
+    """Which queries of the first protocol retrieve an image of their own class first: bit k, in the order of the data set, is
+    query k (most significant bit first), so that classes can be drawn with all their queries."""
+    protocol = read_run(config, folder).protocols[0]
+    labels = np.asarray(protocol.query.labels)
+    searched = labels if protocol.gallery is None else np.asarray(protocol.gallery.labels)
+    with np.load(folder / "examples.npz", allow_pickle=False) as examples:
+        right = searched[examples["neighbours"][:, 0]] == labels
+    packed = base64.b64encode(np.packbits(right).tobytes()).decode()
+    return {"protocol": protocol.name, "queries": len(right), "rank_1": packed}
+
+
+def unpacked(kept: Mapping[str, Any]) -> np.ndarray:
+    """The hits of a result file.  # (queries,) bool"""
+    bits = np.frombuffer(base64.b64decode(kept["rank_1"]), np.uint8)
+    return np.unpackbits(bits, count=kept["queries"]).astype(bool)
 
 
 def _rounded(scores: dict[str, float]) -> dict[str, float]:

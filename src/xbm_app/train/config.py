@@ -142,8 +142,8 @@ def check(config: Config) -> None:
     least = {
         "seed": 0, "batch.size": 1, "batch.per_class": 1, "batch.accumulate": 1, "memory.ratio": 0, "memory.start": 0,
         "memory.updates_per_step": 1, "optim.lr": 0, "optim.iterations": 1, "log.every": 1, "log.checkpoint_every": 1,
-        "log.evaluate_every": 0, "data.holdout": 0, "data.fold": 0, "optim.weight_decay": 0, "memory.weight": 0, "memory.batch_weight": 0,
-        "memory.alpha": 0, "model.dim": 1, "data.resize": 1, "data.crop": 1,
+        "log.evaluate_every": 0, "data.holdout": 0, "data.fold": 0, "optim.weight_decay": 0, "memory.weight": 0,
+        "memory.batch_weight": 0, "memory.alpha": 0, "model.dim": 1, "data.resize": 1, "data.crop": 1,
     }  # fmt: skip
     values = flat(config)
     for name, lowest in least.items():

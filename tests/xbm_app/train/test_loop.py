@@ -182,6 +182,8 @@ def test_choosing_scores_held_out_classes_when_due_and_keeps_the_best(photos, tm
     rows = read_metrics(tmp_path / "run" / "metrics.csv")
     scored = {row["step"]: row["recall@1"] for row in rows if not math.isnan(row["recall@1"])}
     assert list(scored) == [2, 5, 8, 11, 14]  # also where no line of metrics was due
+    assert [row["step"] for row in rows if not math.isnan(row["map@r"])] == list(scored)
+    assert all(0 <= row["map@r"] <= row["recall@1"] for row in rows if row["step"] in scored)
     best = read_checkpoint(tmp_path / "run" / "checkpoints" / "best.pt")
     top = max(scored.values())
     assert best["best"] == top and best["step"] - 1 == next(step for step, recall in scored.items() if recall == top)
@@ -190,7 +192,7 @@ def test_choosing_scores_held_out_classes_when_due_and_keeps_the_best(photos, tm
 
 def test_of_equal_scores_the_first_is_the_best(photos, tmp_path, monkeypatch):
     scores = iter((0.3, 0.5, 0.5, 0.4, 0.1))
-    monkeypatch.setattr(loop, "score", lambda job: ({"held-out": {"recall@1": next(scores)}}, {}))
+    monkeypatch.setattr(loop, "score", lambda job: ({"held-out": {"recall@1": next(scores), "map@r": 0.1}}, {}))
     train(tiny_config(photos, data__holdout=0.4, log__evaluate_every=3, batch__size=6), tmp_path / "run", quiet=True)
     best = read_checkpoint(tmp_path / "run" / "checkpoints" / "best.pt")
     assert (best["step"], best["best"]) == (6, 0.5)
