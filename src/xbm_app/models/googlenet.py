@@ -42,8 +42,10 @@ class GoogLeNet(nn.Module):
         super().__init__()
         self.conv1 = ConvReLU(3, 64, 7, stride=2)
         self.maxpool1 = halving_pool()
+        self.norm1 = LocalResponseNorm()
         self.conv2 = ConvReLU(64, 64, 1)
         self.conv3 = ConvReLU(64, 192, 3)
+        self.norm2 = LocalResponseNorm()
         self.maxpool2 = halving_pool()
         channels = 192
         for name, sizes in BLOCKS.items():
@@ -51,8 +53,8 @@ class GoogLeNet(nn.Module):
             channels = channels if sizes is None else sizes[0] + sizes[2] + sizes[4] + sizes[5]
 
     def forward(self, images: Tensor) -> Tensor:
-        x = local_response_norm(self.maxpool1(self.conv1(images.flip(1))))
-        x = self.maxpool2(local_response_norm(self.conv3(self.conv2(x))))
+        x = self.norm1(self.maxpool1(self.conv1(images.flip(1))))
+        x = self.maxpool2(self.norm2(self.conv3(self.conv2(x))))
         for name in BLOCKS:
             x = self.get_submodule(name)(x)
         return x
@@ -89,6 +91,13 @@ def halving_pool() -> nn.MaxPool2d:
     return nn.MaxPool2d(3, 2, ceil_mode=True)
 
 
+class LocalResponseNorm(nn.Module):
+    """Local response normalization with the published constants."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return local_response_norm(x)
+
+
 def local_response_norm(x: Tensor) -> Tensor:
     """x / (1 + α · mean of x² over 5 adjacent channels)^β; zeros count beyond the first and the last channel.
 
@@ -110,10 +119,12 @@ class _LocalResponseNorm(torch.autograd.Function):
         return scale.pow(-BETA).mul_(wide).to(x.dtype)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         """dx = g · s^−β − 2αβ · x · mean(g · x · s^(−β−1)), the mean over the channels whose scale `x` is part of."""
         x, scale = ctx.saved_tensors
+        if torch.is_grad_enabled():  # a gradient of this gradient will be asked for, and the steps below work in place
+            y = F.local_response_norm(x, NEIGHBORS, ALPHA, BETA, 1.0)
+            return torch.autograd.grad(y, x, gradient, create_graph=True)[0]
         direct = scale.pow(-BETA).mul_(gradient)
         through = _mean_of_neighbors((direct * x).div_(scale))
         return direct.addcmul_(through, x.float(), value=-2 * ALPHA * BETA).to(x.dtype)

@@ -100,6 +100,16 @@ def test_local_response_norm_is_the_published_formula_with_its_gradient(channels
     assert ours.is_contiguous(memory_format=torch.channels_last) and dx.is_contiguous(memory_format=torch.channels_last)
 
 
+def test_a_gradient_of_the_gradient_is_that_of_the_formula() -> None:
+    torch.manual_seed(0)
+    x = (100 * torch.randn(2, 7, 3, 2)).requires_grad_()
+    seconds = []
+    for norm in (local_response_norm, formula):
+        (first,) = torch.autograd.grad(norm(x).square().sum(), x, create_graph=True)
+        seconds.append(torch.autograd.grad(first.square().sum(), x)[0])
+    torch.testing.assert_close(*seconds, rtol=1e-4, atol=1e-4)
+
+
 def test_local_response_norm_of_half_precision_is_rounded_once() -> None:
     torch.manual_seed(0)
     x = (300 * torch.rand(2, 16, 4, 4)).bfloat16().requires_grad_()
