@@ -209,7 +209,7 @@ def choosing_config(setting: Setting, arm: Arm, rate: float, iterations: int, fo
     """A run at a constant rate, scored on held-out classes on the way."""
     constant = {
         "optim.lr": rate, "optim.iterations": iterations, "optim.decay_at": (), "data.holdout": HOLDOUT, "data.fold": fold,
-        "seed": CHOOSING_SEED, "log.evaluate_every": every, "log.checkpoint_every": every,
+        "seed": CHOOSING_SEED, "log.evaluate_every": every,
     }  # fmt: skip
     return override(config_of(setting, arm.settings), constant)
 
@@ -239,10 +239,8 @@ def tuned_arms(setting: Setting) -> list[Arm]:
     for kind in (TUNED, LETTER):
         for loss in losses:
             for memory in (False, True):
-                settings = {
-                    "loss.name": LOSSES[loss], **SUMMED, **(memory_to_the_letter(setting) if memory else OFF),
-                    "log.checkpoint_every": 500,
-                }  # fmt: skip
+                kept = memory_to_the_letter(setting) if memory else OFF
+                settings = {"loss.name": LOSSES[loss], **SUMMED, **kept}
                 label = label_of(loss, memory, kind)
                 if kind == TUNED:
                     arms.append(Arm(label, settings, seeds=SEEDS[loss], tune=tune))
