@@ -220,7 +220,9 @@ def choosing_config(setting: Setting, arm: Arm, rate: float, iterations: int, fo
 def memory_to_the_letter(setting: Setting) -> dict[str, Any]:
     """The memory of the recipe `paper`: Table 7's, and its loss alone."""
     settings = flat(preset(setting.data, trunk=setting.trunk, recipe="paper"))
-    return {**{name: value for name, value in settings.items() if name.startswith("memory.")}, "memory.batch_weight": 0.0}
+    memory = {name: value for name, value in settings.items() if name.startswith("memory.")}
+    warm_up = {"memory.start": 1} if setting.mini else {}  # a miniature is shorter than any warm-up
+    return {**memory, "memory.batch_weight": 0.0, **warm_up}
 
 
 def schedule_to_the_letter(setting: Setting) -> dict[str, Any]:

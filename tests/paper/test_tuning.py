@@ -260,7 +260,7 @@ def test_the_longer_run_goes_on_from_the_trial_exactly(finished, tmp_path, monke
     alone = Records(tmp_path / "results")
     execute(task, GLYPHS.place(task.config), tmp_path / "runs", alone)
     whole = alone.find(identity(task.config))
-    assert whole.values["wall_seconds"] is not None
+    assert whole.values["wall_seconds"] is not None and whole.curve("memory_loss")[0]  # with the memory on
     assert whole.values["curves"] == resumed.values["curves"] and whole.values["scores"] == resumed.values["scores"]
     steps = []
     monkeypatch.setattr(loop, "learn", lambda *_: steps.append(1))
