@@ -124,7 +124,10 @@ def run(
     trunk: Annotated[
         list[str] | None, typer.Option(help="NAME, or NAME=FILE with its weights; default: googlenet; can be repeated")
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="number of seeds on the test classes")] = 3,
+    seeds: Annotated[
+        int | None,
+        typer.Option(min=1, help="number of seeds on the test classes (default: 3, or as many as the experiment asks for)"),
+    ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="number of runs in parallel; several small ones share a GPU well")] = 1,
     budget: Annotated[
         float | None,

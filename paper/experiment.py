@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paper.record import NAMED
+from paper.record import NAMED, Records
 from xbm_app.train.config import Config, override
 from xbm_app.train.presets import FULL_QUEUE, SLOTS, preset
 
@@ -91,6 +91,14 @@ def config_of(setting: Setting, settings: Mapping[str, Any]) -> Config:
 
 
 @dataclass(frozen=True)
+class Progress:
+    """How far a choice is: the runs that it needs as far as is known by now, and what was chosen once all are there."""
+
+    runs: list[Config]
+    choice: Any = None
+
+
+@dataclass(frozen=True)
 class Arm:
     """One way of training: a row of a table, a point of a figure.
 
@@ -101,8 +109,9 @@ class Arm:
             these further changes, so arms that differ only in them share one choice.
         chosen_as: label of that choice, if different from `label`.
         measures: what to measure on the finished run, see `MEASURES` in `paper/experiments`.
-        seeds: maximum number of seeds.
+        seeds: number of seeds if not 3; fewer if fewer are requested.
         among: another setting that is chosen instead of the learning rate, and its candidates.
+        tune: chooses in another way, in stages that depend on the results of earlier ones.
     """
 
     label: str
@@ -112,6 +121,7 @@ class Arm:
     measures: tuple[str, ...] = ()
     seeds: int | None = None
     among: tuple[str, tuple[Any, ...]] | None = None
+    tune: "Callable[[Setting, Arm, Records], Progress] | None" = None
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from paper.record import Records, identity, key
 from paper.study import Study
 from xbm_app.train.config import Config
 
+SEEDS = 3  # of an arm, unless it or the command line says otherwise
 TIMED = {"cost", "beside_queue"}  # measures
 
 
@@ -49,8 +50,12 @@ class Plan:
     done: int
 
 
-def plan(experiments: Sequence[Experiment], settings: Sequence[Setting], seeds: int, records: Records) -> Plan:
-    """What these experiments still need; a run that several need is planned once, with all that is to be measured on it."""
+def plan(experiments: Sequence[Experiment], settings: Sequence[Setting], seeds: int | None, records: Records) -> Plan:
+    """What these experiments still need; a run that several need is planned once, with all that is to be measured on it.
+
+    Args:
+        seeds: of each run on the test classes: at most so many of an arm that has a number of its own. None: 3, or its own.
+    """
     choosing: dict[str, Task] = {}
     scored: dict[str, Task] = {}
     there: set[str] = set()
@@ -69,13 +74,15 @@ def plan(experiments: Sequence[Experiment], settings: Sequence[Setting], seeds: 
         there |= tried.keys() - missing.keys()
         config = None if missing else study.config(arm, 0)
         if config is None:
-            waiting += min(seeds, arm.seeds or seeds)
+            waiting += _seeds(arm, seeds)
         else:
             choice = study.choice(arm)
             chosen.append((arm, config, None if choice is None else choice.told()))
-    for seed in range(seeds):  # outermost: if time runs out, every arm has as many seeds as the others
+    for seed in range(
+        max((_seeds(arm, seeds) for arm, _, _ in chosen), default=0)
+    ):  # outermost: if time runs out, every arm has as many seeds as the others
         for arm, first, told in chosen:
-            if seed >= (arm.seeds or seeds):
+            if seed >= _seeds(arm, seeds):
                 continue
             task = Task(replace(first, seed=seed), told, arm.measures if seed == 0 else ())  # measured for one seed only
             found = records.get(task.key)
@@ -87,3 +94,7 @@ def plan(experiments: Sequence[Experiment], settings: Sequence[Setting], seeds: 
             both = dict.fromkeys((*before.measures, *task.measures))
             where[task.key] = replace(before, measures=tuple(both))
     return Plan([*choosing.values(), *scored.values()], waiting, len(there))
+
+
+def _seeds(arm: Arm, most: int | None) -> int:
+    return (arm.seeds or SEEDS) if most is None else min(most, arm.seeds or most)

@@ -25,7 +25,7 @@ APART = {
 }  # fmt: skip
 USUAL = flat(Config())
 NAMED = ("imagenet", "none")  # weights that are no file
-LATER = {"memory.doubt"}  # settings that came when results had names: at their defaults they are no part of them
+LATER = {"memory.doubt", "data.fold"}  # settings that came when results had names: at their defaults they are no part of them
 
 
 def identity(config: Config) -> dict[str, Any]:
@@ -39,9 +39,10 @@ def identity(config: Config) -> dict[str, Any]:
 
 def _unused(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings that change nothing in this run, at their defaults: how a memory is kept that is not there, an α that is not
-    used, a reduction of a loss that has but one."""
+    used, a reduction of a loss that has but one, a fold of classes of which none is held out."""
     one = getattr(LOSSES.get(settings["loss.name"]), "one_reduction", False)
     names = ["loss.reduction", "memory.reduction"] if one else []
+    names += [] if settings["data.holdout"] else ["data.fold"]
     if not settings["memory.ratio"]:
         names += [name for name in settings if name.startswith("memory.") and name != "memory.ratio"]
     else:
@@ -76,6 +77,17 @@ def file_name(settings: Mapping[str, Any]) -> str:
     named = {name: value for name, value in s.items() if name not in LATER or value != DEFAULTS[name]}
     digest = hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()[:10]
     return f"{s['data.name']}_{s['model.trunk'].replace('/', '-')}_{loss}_{memory}_seed{s['seed']}{split}_{digest}.json"
+
+
+def folder_name(config: Config) -> str:
+    """Of the run folder. A run at a constant rate that is scored on the way is the beginning of every longer one: they share a
+    folder, and a longer one goes on where a shorter one ended."""
+    settings = identity(config)
+    return file_name({**settings, "optim.iterations": None} if may_go_on(config) else settings).removesuffix(".json")
+
+
+def may_go_on(config: Config) -> bool:
+    return bool(config.log.evaluate_every) and config.optim.schedule == "step" and not config.optim.decay_at
 
 
 @dataclass(frozen=True)

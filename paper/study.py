@@ -23,6 +23,11 @@ class Choice:
         return self.tried[max(range(len(self.tried)), key=lambda k: (self.scores[k], -k))]
 
     @property
+    def settings(self) -> dict[str, Any]:
+        """What the run that is scored on the test classes changes."""
+        return {self.setting: self.picked}
+
+    @property
     def at_edge(self) -> bool:
         """Whether a value beyond the candidates might have been better."""
         return len(self.tried) > 1 and self.picked in (min(self.tried), max(self.tried))
@@ -80,6 +85,8 @@ class Study:
         """The runs that decide an arm's learning rate (or another setting); none if it is fixed."""
         if arm.choose is None:
             return []
+        if arm.tune is not None:
+            return arm.tune(self.setting, arm, self.records).runs
         held_out = {"data.holdout": HOLDOUT, "seed": CHOOSING_SEED}
         config = config_of(self.setting, {**arm.settings, **arm.choose, **held_out})
         setting, tried = self._among(arm)
@@ -90,6 +97,8 @@ class Study:
 
     def choice(self, arm: Arm) -> Choice | None:
         """What was chosen, or None while runs are missing or if there is nothing to choose."""
+        if arm.tune is not None:
+            return arm.tune(self.setting, arm, self.records).choice
         found = [self.records.find(identity(config)) for config in self.choosing(arm)]
         if not found or None in found:
             return None
@@ -102,7 +111,7 @@ class Study:
         if arm.choose is None:
             return config
         choice = self.choice(arm)
-        return None if choice is None else override(config, {choice.setting: choice.picked})
+        return None if choice is None else override(config, choice.settings)
 
     def runs(self, arm: Arm) -> list[Record]:
         """The finished runs of an arm, by seed."""

@@ -1,19 +1,22 @@
 """Executes one run, from its config to its result file: trains or resumes training, measures, and writes the figures."""
 
+import base64
 import gc
 import hashlib
 import platform
 import shutil
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from paper.experiments import MEASURES, TIMINGS
 from paper.experiments.drift import CROSS_ENTROPY, classify, snapshot, stages
 from paper.plan import Task
-from paper.record import NAMED, Records, file_name, identity
+from paper.record import NAMED, Records, folder_name, identity, may_go_on
 from xbm.errors import DivergedError, unknown
 from xbm_app.report.drift_curves import read_columns
 from xbm_app.train.checkpoint import read_checkpoint
@@ -35,7 +38,7 @@ def execute(task: Task, config: Config, runs: Path, records: Records, beside: in
         beside: number of runs that share the machine, because it affects their times.
     """
     settings = identity(task.config)
-    folder = runs / file_name(settings).removesuffix(".json")
+    folder = runs / folder_name(task.config)
     begun = time.monotonic()
     if task.alone:  # a timed run must not be a resumed one
         shutil.rmtree(folder, ignore_errors=True)
@@ -64,7 +67,11 @@ def execute(task: Task, config: Config, runs: Path, records: Records, beside: in
         "device": device_name(pick_device(config.device)),
         "date": time.strftime("%Y-%m-%d"),
     })  # fmt: skip
-    shutil.rmtree(folder / "checkpoints", ignore_errors=True)  # hundreds of megabytes a run, and the figures are kept
+    # hundreds of megabytes a run, and the figures are kept
+    if may_go_on(task.config) and not values.get("failed"):
+        (folder / "checkpoints" / "best.pt").unlink(missing_ok=True)
+    else:
+        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
     return path
 
 
@@ -90,6 +97,7 @@ def _trained(task: Task, config: Config, folder: Path) -> dict[str, Any]:
         "iterations": result["iterations"],
         "scores": {protocol: _rounded(scores) for protocol, scores in result["protocols"].items()},
         "recall_curve": [round(value, 5) for value in result["curve"]],
+        "hits": None if config.data.holdout else hits(config, folder),
         "curves": read_columns(folder),
         "seconds_per_iteration": result["seconds_per_iteration"],
         "peak_memory_bytes": result.get("peak_memory_bytes"),
@@ -108,6 +116,24 @@ def measure(name: str, config: Config, folder: Path) -> Any:
     job.restore()
     job.model.eval()
     return MEASURES[name](job)
+
+
+def hits(config: Config, folder: Path) -> dict[str, Any]:
+    """Which queries of the first protocol retrieve an image of their own class first: bit k, in the order of the data set, is
+    query k (most significant bit first), so that classes can be drawn with all their queries."""
+    protocol = read_run(config, folder).protocols[0]
+    labels = np.asarray(protocol.query.labels)
+    searched = labels if protocol.gallery is None else np.asarray(protocol.gallery.labels)
+    with np.load(folder / "examples.npz", allow_pickle=False) as examples:
+        right = searched[examples["neighbours"][:, 0]] == labels
+    packed = base64.b64encode(np.packbits(right).tobytes()).decode()
+    return {"protocol": protocol.name, "queries": len(right), "rank_1": packed}
+
+
+def unpacked(kept: Mapping[str, Any]) -> np.ndarray:
+    """The hits of a result file.  # (queries,) bool"""
+    bits = np.frombuffer(base64.b64decode(kept["rank_1"]), np.uint8)
+    return np.unpackbits(bits, count=kept["queries"]).astype(bool)
 
 
 def _rounded(scores: dict[str, float]) -> dict[str, float]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from paper.plan import Plan, Task
-from paper.record import Record, Records, file_name, identity
+from paper.record import Record, Records, file_name, folder_name, identity
 from xbm.errors import InputError
 from xbm_app.train.config import Config, from_dict, to_dict
 from xbm_app.train.metrics import read_metrics
@@ -157,7 +157,7 @@ def _named(task: Task) -> str:
 def _where(worker: Worker, runs: Path) -> str:
     """The progress of a run, from the last line of its metrics."""
     assert worker.task is not None
-    file = runs / _named(worker.task) / "metrics.csv"
+    file = runs / folder_name(worker.task.config) / "metrics.csv"
     rows = read_metrics(file) if file.exists() else []
     done, total = int(rows[-1]["step"]) + 1 if rows else 0, worker.task.config.optim.iterations
     return f"{_named(worker.task)} {done}/{total}"

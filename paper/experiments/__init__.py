@@ -5,14 +5,16 @@ from pathlib import Path
 from typing import Any
 
 from paper.experiment import Experiment
-from paper.experiments import drift, losses, negatives, robustness, robustness_cause, sizes, updates
+from paper.experiments import drift, losses, negatives, robustness, robustness_cause, sizes, tuning, updates
 from paper.page import Document
 from xbm.errors import unknown
 from xbm_app.train.config import Config
 from xbm_app.train.job import Job
 
 EXPERIMENTS: dict[str, Experiment] = {
-    experiment.name: experiment for family in (losses, sizes, drift, negatives, updates) for experiment in family.EXPERIMENTS
+    experiment.name: experiment
+    for family in (losses, tuning, sizes, drift, negatives, updates)
+    for experiment in family.EXPERIMENTS
 }  # the paper's
 BEYOND: dict[str, Experiment] = {
     experiment.name: experiment for family in (robustness_cause, robustness) for experiment in family.EXPERIMENTS

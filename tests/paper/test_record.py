@@ -55,6 +55,14 @@ def test_reductions_of_a_loss_that_has_but_one_make_no_other_run(tmp_path):
     assert Records(tmp_path).find(identity(mined)) is not None
 
 
+def test_a_fold_counts_where_classes_are_held_out():
+    held = override(CARS, {"data.holdout": 0.2})
+    assert identity(CARS) == identity(override(CARS, {"data.fold": 1}))
+    assert key(identity(held)) != key(identity(override(held, {"data.fold": 1})))
+    older = {name: value for name, value in identity(held).items() if name != "data.fold"}
+    assert key(older) == key(identity(held)) and file_name(older) == file_name(identity(held))
+
+
 def test_result_files_are_named_by_what_they_hold():
     files = sorted((Path(__file__).parents[2] / "paper" / "results").glob("*.json"))
     assert files and [file.name for file in files] == [file_name(json.loads(file.read_text())["config"]) for file in files]

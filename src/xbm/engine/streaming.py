@@ -6,7 +6,7 @@ with few valid negatives adds only those rows. On other devices a decision that 
 there all shapes are fixed, and positives get passes of their own.
 """
 
-from functools import partial
+from operator import itemgetter
 
 import torch
 import torch.nn.functional as F
@@ -83,7 +83,7 @@ def _compare(loss: Loss, anchors: Tensor, pairing: Pairing, row_gradient: bool, 
             continue
         if count is not None and count <= SPARSE * valid.numel():
             anchor, row = valid.T.nonzero(as_tuple=True)  # ordered by anchor
-            terms = loss.negative(S[row, anchor], p.side, partial(_take, anchor))
+            terms = loss.negative(S[row, anchor], p.side, itemgetter(anchor))
             n.add_list(terms, anchor, row, tile)
         else:
             terms = loss.negative(S, p.side, lambda x: x)
@@ -259,7 +259,7 @@ class _Listed:
         if self.side.beaten is not None:
             weight = self.side.beaten[self.rank, self.anchor].to(self.s.dtype)
             return Terms(value=torch.zeros_like(self.s), weight=weight), weight > 0
-        t = self.loss.positive(self.s, n, partial(_take, self.anchor))
+        t = self.loss.positive(self.s, n, itemgetter(self.anchor))
         return t, torch.ones_like(self.s, dtype=torch.bool) if t.valid is None else t.valid
 
     def add_to(self, p: Sums, n: Side) -> None:
@@ -346,11 +346,6 @@ def tile_height(anchors: Tensor) -> int:
     """Rows per tile, such that neither the tile nor its similarities exceed TILE numbers."""
     numbers = TILE if anchors.device.type == "cpu" else 32 * TILE  # a GPU has no small cache to fit, but launches to save
     return max(1, numbers // max(anchors.shape))
-
-
-def _take(anchor: Tensor, x: Tensor) -> Tensor:
-    """Expands a per-anchor tensor to a list of pairs."""
-    return x[anchor]
 
 
 def _product(total: Tensor | None, rows: Tensor, weights: Tensor) -> Tensor:

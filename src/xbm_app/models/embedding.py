@@ -89,8 +89,9 @@ def build_model(
     """Builds an embedding model.
 
     Args:
-        trunk: "googlenet", "resnet50", "resnet50_v1" (stride on the 1×1 convolution), "bn_inception",
-            "efficientnet_lite0", "small" (for images of about 32 × 32), or "timm/NAME" for any model of timm.
+        trunk: "googlenet", "googlenet_bvlc" (as first published, without batch normalization), "resnet50", "resnet50_v1"
+            (stride on the 1×1 convolution), "bn_inception", "efficientnet_lite0", "small" (for images of about 32 × 32), or
+            "timm/NAME" for any model of timm.
         pooling: "average" (the paper), or "max" (its released code).
         weights: "imagenet", "none", or the path of a .safetensors or .pth file.
         channels: of the images: 3, or any number for the small trunk.

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from xbm.errors import InputError, unknown
 from xbm_app.models.bn_inception import BNInception
+from xbm_app.models.googlenet import WIDTH, GoogLeNet
 from xbm_app.models.weights import State, download, fit_weights, read_weights
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -97,12 +98,20 @@ def _small(channels: int = 1) -> Trunk:
 
 
 def _googlenet() -> Trunk:
-    from torchvision.models import GoogLeNet, GoogLeNet_Weights
+    from torchvision import models
 
     # The weights expect pixels from -1 to 1; torchvision's transform_input gets there from ImageNet's mean, we directly.
-    net = _up_to_last_map(GoogLeNet(aux_logits=False, init_weights=False))
-    imagenet = _torchvision("googlenet", GoogLeNet_Weights.IMAGENET1K_V1)
+    net = _up_to_last_map(models.GoogLeNet(aux_logits=False, init_weights=False))
+    imagenet = _torchvision("googlenet", models.GoogLeNet_Weights.IMAGENET1K_V1)
     return Trunk(net, 1024, HALF, HALF, imagenet, ("fc.", "aux1.", "aux2."))
+
+
+def _googlenet_bvlc() -> Trunk:
+    """GoogLeNet as first published; torchvision's differs in its layers, not only in its weights."""
+    remedy = "pass those of BVLC's Caffe model under torchvision's names with --set model.weights=PATH, or use trunk googlenet"
+    # Blue, green, red from 0 to 255 less (104, 117, 123); outside the trunk red comes first and pixels end at 1.
+    mean = (123 / 255, 117 / 255, 104 / 255)
+    return Trunk(GoogLeNet(), WIDTH, mean, (1 / 255,) * 3, _nowhere("googlenet_bvlc", remedy), ("fc.",))
 
 
 def _resnet50() -> Trunk:
@@ -151,6 +160,7 @@ def _efficientnet_lite0() -> Trunk:
 
 TRUNKS: dict[str, Callable[[], Trunk]] = {
     "googlenet": _googlenet,
+    "googlenet_bvlc": _googlenet_bvlc,
     "resnet50": _resnet50,
     "resnet50_v1": _resnet50_v1,
     "bn_inception": _bn_inception,

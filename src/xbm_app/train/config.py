@@ -23,13 +23,14 @@ class Data:
     resize: int = 256
     crop: int = 224
     holdout: float = 0.0  # share of the training classes kept out, to choose by; 0 trains on all of them
+    fold: int = 0  # which of the disjoint sets of training classes is held out, from 0
     noise: float = 0.0  # share of the training labels replaced by another class's, to see how much a method minds
     skip_problems: bool = False  # leave broken, tiny, duplicate and single images out of training
 
 
 @dataclass(frozen=True)
 class Model:
-    trunk: str = "googlenet"  # googlenet, resnet50, bn_inception, efficientnet_lite0, small, timm/NAME
+    trunk: str = "googlenet"  # googlenet, googlenet_bvlc, resnet50, bn_inception, efficientnet_lite0, small, timm/NAME
     dim: int = 512  # D
     pooling: str = "average"  # average (the paper) or max (its released code)
     weights: str = "imagenet"  # imagenet, none, or a file
@@ -141,8 +142,8 @@ def check(config: Config) -> None:
     least = {
         "seed": 0, "batch.size": 1, "batch.per_class": 1, "batch.accumulate": 1, "memory.ratio": 0, "memory.start": 0,
         "memory.updates_per_step": 1, "optim.lr": 0, "optim.iterations": 1, "log.every": 1, "log.checkpoint_every": 1,
-        "log.evaluate_every": 0, "data.holdout": 0, "optim.weight_decay": 0, "memory.weight": 0, "memory.batch_weight": 0,
-        "memory.alpha": 0, "model.dim": 1, "data.resize": 1, "data.crop": 1,
+        "log.evaluate_every": 0, "data.holdout": 0, "data.fold": 0, "optim.weight_decay": 0, "memory.weight": 0,
+        "memory.batch_weight": 0, "memory.alpha": 0, "model.dim": 1, "data.resize": 1, "data.crop": 1,
     }  # fmt: skip
     values = flat(config)
     for name, lowest in least.items():

@@ -97,14 +97,15 @@ def read_run(config: Config, folder: Path) -> Dataset:
     """The data of a run as it was when the run began, less its held-out classes where some are asked for."""
     dataset = read_data(config.data, folder / SPLIT)
     if config.data.holdout:
-        dataset = hold_out(dataset, config.data.holdout)
+        dataset = hold_out(dataset, config.data.holdout, config.data.fold)
     return replace(dataset, train=flip_labels(dataset.train, config.data.noise)) if config.data.noise else dataset
 
 
-def hold_out(dataset: Dataset, share: float) -> Dataset:
+def hold_out(dataset: Dataset, share: float, fold: int = 0) -> Dataset:
     """Trains on some training classes and scores on the others: for choosing anything without a look at the test classes.
 
-    A class belongs to the held-out part by a hash of its name, so that every run chooses on the same ones.
+    A class belongs to the held-out part by a hash of its name, so that every run chooses on the same ones. Each
+    `fold` holds out other classes.
     """
     train = dataset.train
     order = sorted(range(train.num_classes), key=lambda k: hashlib.sha256(str(train.class_names[k]).encode()).digest())
@@ -114,7 +115,9 @@ def hold_out(dataset: Dataset, share: float) -> Dataset:
     if not 1 < count < classes - 1:
         better = max(0.2, math.ceil(200 / classes) / 100)
         raise InputError(f"data.holdout={share} of {classes} classes leaves too few on one side: try {better:g}")
-    held = np.isin(train.labels, order[:count])
+    if (fold + 1) * count > classes:
+        raise InputError(f"data.fold must be less than {classes // count} with data.holdout={share}, got {fold}")
+    held = np.isin(train.labels, order[fold * count : (fold + 1) * count])
     ks = dataset.protocols[0].ks
     kept = train.select(np.flatnonzero(~held), f"{train.name} (less the held-out classes)")
     scored = train.select(np.flatnonzero(held), f"{train.name} (held-out classes)")

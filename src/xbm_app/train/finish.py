@@ -37,7 +37,7 @@ def embed(job: Job, images: ImageSet) -> Tensor:
 
     Of several ranks each has its part: consecutive images.
     """
-    feed = task.feed_of(images, job.config, job.augmentation, job.device)
+    feed = job.test_feed(images)
     was_training = job.model.training
     job.model.eval()
     first, stop = share_of(len(feed), task.EMBEDDED, job.ranks)

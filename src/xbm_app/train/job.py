@@ -14,8 +14,8 @@ from torch import Tensor
 from xbm.distributed import GlobalLoss, the_ranks
 from xbm.errors import InputError, unknown
 from xbm.memory import CrossBatchMemory, statistics_kept
-from xbm_app.data.feeds import Batches
-from xbm_app.data.images import Dataset
+from xbm_app.data.feeds import Batches, Feed
+from xbm_app.data.images import Dataset, ImageSet
 from xbm_app.data.parallel import in_order
 from xbm_app.models import parameter_groups
 from xbm_app.models.fused import fuse
@@ -70,6 +70,7 @@ class Job:
         self.doubting = memory if config.memory.doubt == "skip" and isinstance(memory, CrossBatchMemory) else None
         self.augmentation = task.augmentation_of(config, self.model)
         self.feed = task.feed_of(dataset.train, config, self.augmentation, self.device)
+        self._test_feeds: dict[int, Feed] = {}  # by the set's `id`
         self.sampler = task.sampler_of(dataset.train, config, self.ranks.rank, world)
 
         optim = config.optim
@@ -137,6 +138,15 @@ class Job:
         """Which of a step's batches are anchors: the last of every n, where the memory gets n batches for one compared."""
         n = len(batches) // self.config.batch.accumulate
         return Iteration(step, [each for k, each in enumerate(batches) if k % n != n - 1], batches[n - 1 :: n])
+
+    def test_feed(self, images: ImageSet) -> Feed:
+        """How the images of a set to score reach the model; loaded once where a run is scored again and again."""
+        if id(images) in self._test_feeds:
+            return self._test_feeds[id(images)]
+        feed = task.feed_of(images, self.config, self.augmentation, self.device)
+        if self.config.log.evaluate_every:
+            self._test_feeds[id(images)] = feed
+        return feed
 
     def random_parts(self) -> list[np.ndarray]:
         """What the memory is filled from: the training images once, in random order, but no more than the run trains on."""

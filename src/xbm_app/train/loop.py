@@ -72,7 +72,8 @@ def run(job: Job, start: int, metrics: Metrics, console: Console) -> None:
         if done % config.log.every == 0 or choosing or last:
             row = line(job, step, anchors, drifts)
             if choosing:
-                row["recall@1"] = next(iter(score(job)[0].values()))["recall@1"]
+                scores = next(iter(score(job)[0].values()))
+                row |= {name: scores[name] for name in ("recall@1", "map@r")}
                 if row["recall@1"] > job.best:
                     job.best = row["recall@1"]
                     job.save(done, job.folder / "checkpoints" / "best.pt")

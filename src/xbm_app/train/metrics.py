@@ -13,6 +13,7 @@ from xbm_app.train.files import replacing
 COLUMNS = (
     "step", "loss", "batch_loss", "memory_loss", "lr", "valid_negatives_batch", "valid_negatives_memory",
     "valid_positives_memory", "mean_cosine", "effective_rank", "drift_10", "drift_100", "drift_1000", "recall@1",
+    "map@r",
 )  # fmt: skip
 
 

@@ -19,9 +19,9 @@ EVERYWHERE = [setting_of(data) for data in ("sop", "inshop", "vehicleid", "cub",
 
 def test_every_table_and_figure_of_the_paper_is_there():
     wanted = {
-        "table-1", "table-2", "table-3", "table-4", "table-5", "s-table-1", "s-table-2", "s-table-3", "s-table-4", "s-table-5",
-        "s-table-6", "s-table-7", "figure-1", "batch-size", "drift", "valid-negatives", "lemma-1", "tricks", "ms-outliers",
-        "mined", "retrieved",
+        "table-1", "table-2", "table-3", "table-4", "table-5", "s-table-1", "s-table-2", "s-table-3",
+        "s-table-3-tuned", "s-table-4", "s-table-5", "s-table-6", "s-table-7", "figure-1", "batch-size", "drift",
+        "valid-negatives", "lemma-1", "tricks", "ms-outliers", "mined", "retrieved",
     }  # fmt: skip
     assert set(EXPERIMENTS) == wanted and not wanted & set(BEYOND)
 
@@ -66,7 +66,7 @@ def test_every_experiment_draws_itself_from_results_of_two_trunks(name, tmp_path
 
 def test_all_experiments_on_cars_share_their_runs(tmp_path):
     """Fewer runs than the experiments have by themselves."""
-    whole = [each for each in EXPERIMENTS.values() if each.suits(CARS)]
+    whole = [each for each in EXPERIMENTS.values() if each.suits(CARS) and each.name != "s-table-3-tuned"]  # its own lengths
     alone = sum(carry_out([each], [CARS], 1, Records(tmp_path / each.name)) for each in whole)
     together = carry_out(whole, [CARS], 1, Records(tmp_path / "all"))
     assert together < 0.6 * alone

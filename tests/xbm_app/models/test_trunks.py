@@ -15,7 +15,14 @@ from torch import Tensor, nn
 from xbm.errors import InputError
 from xbm_app.models.trunks import TRUNKS, SmallNet, Trunk, build_trunk
 
-SIZES = {"googlenet": 1024, "resnet50": 2048, "resnet50_v1": 2048, "bn_inception": 1024, "efficientnet_lite0": 1280}
+SIZES = {
+    "googlenet": 1024,
+    "googlenet_bvlc": 1024,
+    "resnet50": 2048,
+    "resnet50_v1": 2048,
+    "bn_inception": 1024,
+    "efficientnet_lite0": 1280,
+}
 
 
 def normalised(pixels: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:

@@ -23,7 +23,10 @@ def own(tmp_path) -> Path:
 
 def contents(dataset: Dataset) -> list:
     sets = [dataset.train, dataset.protocols[0].query]
-    return [(dataset.name, dataset.protocols[0].ks), *((s.name, list(s.paths), s.labels.tolist(), s.class_names) for s in sets)]
+    return [
+        (dataset.name, dataset.protocols[0].ks),
+        *((s.name, list(s.paths or ()), s.labels.tolist(), s.class_names) for s in sets),
+    ]
 
 
 def test_the_split_is_written_and_names_every_image_once(own, tmp_path):
@@ -132,6 +135,16 @@ def test_held_out_classes_are_the_same_for_every_seed_and_order(photos, tmp_path
     images = ImageSet("made train", 9 - turned.train.labels[order], turned.train.class_names[::-1], pixels=turned.train.pixels)
     other = Dataset("made", images, turned.protocols)
     assert set(hold_out(made(10), 0.3).train.class_names) == set(hold_out(other, 0.3).train.class_names)
+
+
+def test_folds_hold_out_different_classes():
+    folds = [hold_out(made(10), 0.3, fold) for fold in range(3)]
+    scored = [set(each.protocols[0].query.class_names) for each in folds]
+    assert [len(each) for each in scored] == [3, 3, 3] and len(set().union(*scored)) == 9
+    assert all(not set(each.train.class_names) & names and len(each.train) == 14 for each, names in zip(folds, scored))
+    assert contents(folds[0]) == contents(hold_out(made(10), 0.3))
+    with pytest.raises(InputError, match=r"data\.fold must be less than 3"):
+        hold_out(made(10), 0.3, 3)
 
 
 @pytest.mark.parametrize("share", [0.1, 0.95, 1.0, 2.0])

@@ -17,6 +17,7 @@ from xbm_app.models.fused.batch_norm import PLAIN, batch_norm_act
 from xbm_app.models.fused.branches import beside
 from xbm_app.models.fused.layout import readable
 from xbm_app.models.fused.pad import pad
+from xbm_app.models.googlenet import ALPHA, BETA, NEIGHBORS
 
 Model = TypeVar("Model", bound=nn.Module)
 ACTIVATIONS = {nn.Identity: "none", nn.ReLU: "relu", nn.ReLU6: "relu6"}
@@ -164,6 +165,14 @@ def _inception(self: Any, x: Tensor) -> Tensor:
     return torch.cat(beside((self.branch1, self.branch2, self.branch3, self.branch4), x), 1)
 
 
+def _response_norm(self: Any, x: Tensor) -> Tensor:
+    if not readable(x):
+        return type(self).forward(self, x)
+    from xbm_app.models.fused.response_norm import response_norm
+
+    return response_norm(x, ALPHA / NEIGHBORS, BETA)
+
+
 def _basic_block(self: Any, x: Tensor) -> Tensor:
     if _hooked(self.relu):
         return type(self).forward(self, x)
@@ -195,6 +204,8 @@ FORWARDS: dict[str, Callable] = {
     "timm.layers.conv2d_same.Conv2dSame": _conv_same,
     "torchvision.models.googlenet.BasicConv2d": _basic_conv,
     "torchvision.models.googlenet.Inception": _inception,
+    "xbm_app.models.googlenet.Inception": _inception,
+    "xbm_app.models.googlenet.LocalResponseNorm": _response_norm,
     BASIC_BLOCK: _basic_block,
     BOTTLENECK: _bottleneck,
 }

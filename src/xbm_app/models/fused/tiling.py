@@ -31,6 +31,7 @@ STATISTICS = Kind(4096, 8, 2)
 SUMS = Kind(4096, 8, 2)
 EACH = Kind(2048, 4, 32)
 POOL = Kind(2048, 4, 32)
+NEIGHBORS = Kind(512, 4, 32)  # a thread holds 14 numbers per channel
 
 
 class Cut(NamedTuple):

@@ -6,7 +6,8 @@ import pytest
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 collect_ignore = [] if INTERPRETED else [
-    "test_norm_forward.py", "test_norm_backward.py", "test_batch_norm.py", "test_max_pool.py", "test_fused_modules.py",
+    "test_norm_forward.py", "test_norm_backward.py", "test_batch_norm.py", "test_max_pool.py", "test_response_norm.py",
+    "test_fused_modules.py",
 ]  # fmt: skip
 
 if INTERPRETED:
@@ -18,5 +19,5 @@ def small_tiles(monkeypatch):
     """So that small maps have many tiles, and programs more than one each."""
     from xbm_app.models.fused import tiling
 
-    for kind in ("STATISTICS", "SUMS", "EACH", "POOL"):
+    for kind in ("STATISTICS", "SUMS", "EACH", "POOL", "NEIGHBORS"):
         monkeypatch.setattr(tiling, kind, tiling.Kind(1024, 4, 2))

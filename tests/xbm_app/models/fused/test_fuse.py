@@ -18,9 +18,10 @@ from xbm_app.models.fused import fuse
 from xbm_app.models.fused.max_pool import max_pool
 from xbm_app.models.fused.norm_backward import backward
 from xbm_app.models.fused.norm_forward import forward
+from xbm_app.models.fused.response_norm import response_norm
 
 pytestmark = pytest.mark.skipif(INTERPRETED, reason="this is the process that starts the interpreter's")
-TRUNKS = {"googlenet": 64, "resnet50": 64, "efficientnet_lite0": 64, "bn_inception": 64, "small": 32}
+TRUNKS = {"googlenet": 64, "googlenet_bvlc": 64, "resnet50": 64, "efficientnet_lite0": 64, "bn_inception": 64, "small": 32}
 
 
 @pytest.mark.parametrize("which", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
@@ -134,6 +135,14 @@ def pool_step(C, kernel, stride, padding, dtype):
     return call
 
 
+def response_step(C, dtype):
+    def call():
+        y = response_norm(last(64, C, 56, 56, dtype=dtype).requires_grad_(), 2e-5, 0.75)
+        y.backward(torch.empty_like(y))
+
+    return call
+
+
 def check(call, spilled):
     found = compile_step(call)
     for kernel in found:
@@ -148,6 +157,8 @@ def test_the_papers_step_compiles_for_an_h200():
         assert [k.name for k in norms] == ["statistics", "normalise", "reduce", "spread"]
         assert max(norms[0].registers, norms[2].registers) <= 128, "or two programs no longer fit a multiprocessor"
     assert [k.name for k in check(pool_step(64, 3, 1, 1, torch.bfloat16), spilled=0)] == ["pool", "gather"]
+    for C, dtype in ((64, torch.bfloat16), (192, torch.bfloat16), (192, torch.float32)):
+        assert [k.name for k in check(response_step(C, dtype), spilled=0)] == ["respond", "respond_back"]
 
 
 @pytest.mark.slow
@@ -175,7 +186,7 @@ def gradients(model, images, low):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("trunk", ["googlenet", "resnet50", "efficientnet_lite0"])
+@pytest.mark.parametrize("trunk", ["googlenet", "googlenet_bvlc", "resnet50", "efficientnet_lite0"])
 def test_gradients_on_a_gpu_are_the_plain_models(trunk, monkeypatch):
     """In bfloat16 both round: the fused one may be no farther from float32 than the plain one, within a half."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)

@@ -7,7 +7,7 @@ from xbm.engine.triton import plan
 from xbm_app.models.fused import tiling
 
 CPU = torch.device("cpu")
-KINDS = [tiling.STATISTICS, tiling.SUMS, tiling.EACH, tiling.POOL]
+KINDS = [tiling.STATISTICS, tiling.SUMS, tiling.EACH, tiling.POOL, tiling.NEIGHBORS]
 
 
 @pytest.mark.parametrize("kind", KINDS)
