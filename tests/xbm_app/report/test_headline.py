@@ -3,7 +3,7 @@ import pytest
 
 from xbm_app.report import RunView, Trace
 from xbm_app.report.groups import compare, group_runs
-from xbm_app.report.verdict import left_out, reductions, verdict
+from xbm_app.report.headline import headline, left_out, reductions
 
 
 def runs(memory, values, loss="contrastive", reduction="mean", negatives=(2, 3000), drift=0.4):
@@ -23,7 +23,7 @@ def runs(memory, values, loss="contrastive", reduction="mean", negatives=(2, 300
 
 def said(*made):
     groups = group_runs([run for part in made for run in part])
-    return verdict(groups, compare(groups))
+    return headline(groups, compare(groups))
 
 
 GAIN = runs(False, [0.60, 0.61, 0.626]) + runs(True, [0.66, 0.67, 0.674])
