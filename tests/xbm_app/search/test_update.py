@@ -116,7 +116,7 @@ def test_a_run_with_other_weights_embeds_everything_again(searchable, photos, tm
     for path in (run / "checkpoints").glob("*.pt"):
         torch.save(state, path)
     changes, told = told_by(run, photos, out)
-    assert changes == Changes(new=72) and "has other weights" in told[0]
+    assert changes == Changes(new=72) and "have changed" in told[0]
     assert all(np.allclose(vector, -before[path][1], atol=1e-5) for path, (_, vector) in content(out).items())
     assert len(list(out.glob("model-*.pt"))) == 1
 
@@ -269,9 +269,8 @@ def test_of_a_table_the_bad_rows_are_told_and_the_rest_is_entries_and_notes(few_
     entries, told = entries_and_notes(table)
     assert [(entry.path, entry.label) for entry in entries] == [("cats/1.png", "tom"), ("loose.png", "")]
     assert [text.split(": ")[0].rpartition(", ")[2] for text in told] == ["line 3", "line 5", "line 6", "line 7", "line 8"]
-    assert (
-        "gone.png does not exist" in told[0] and "listed twice" in told[1] and "leads out" in told[2] and "3 fields" in told[3]
-    )
+    for note, words in zip(told, ["gone.png does not exist", "listed twice", "leads out", "3 fields"]):
+        assert words in note
     assert root_of(table) == few_photos
 
 
