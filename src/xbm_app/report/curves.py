@@ -10,7 +10,7 @@ from xbm_app.report.groups import Group, together
 from xbm_app.report.markup import Html, tag
 from xbm_app.report.statistics import Curve, count, distance, listed, loss_name, over_seeds, times
 
-BAND = "The line is the mean of the seeds, the band reaches from the lowest to the highest."
+BAND = "Lines are means over seeds; bands span the lowest to the highest seed."
 
 
 def figure(panels: Sequence[Html], caption: str) -> Html:
@@ -49,10 +49,10 @@ def by_seed(groups: Sequence[Group]) -> Html | None:
         joined = joined or {False, True} == {group.memory for group in members}
         if members:
             panels.append(dot_panel(_title(members), members))
-    caption = "A dot is a run, the upright stroke the mean of its group, the bar one standard error to either side."
+    caption = "Each dot is a run; the vertical stroke is the mean of its group, the bar one standard error on either side."
     if joined:
         caption += (
-            " Lines join runs of the same seed: where they lean to the right, the memory helped. Each panel has its own axis."
+            " Lines connect runs of one seed; where they lean to the right, the memory helped. Each panel has its own axis."
         )
     return figure(panels, caption)
 
@@ -72,7 +72,7 @@ def loss_curves(groups: Sequence[Group]) -> Html | None:
     ]
     caption = "Training loss."
     if any(len(lines) > 1 for _, lines in drawn):
-        caption += " With memory each anchor meets many more pairs, so heights differ by design: compare shapes, not values."
+        caption += " With memory, each anchor has many more pairs, so the values differ by design: compare the shapes instead."
     return figure(panels, caption)
 
 
@@ -91,7 +91,7 @@ def evaluations(groups: Sequence[Group]) -> Html | None:
         panel(title, lines, _over_steps(lines, y, "R@1, %", lambda v: f"{v:.1f}"), _summary(title, lines))
         for title, lines in drawn
     ]
-    return figure(panels, "R@1 at the evaluations made on the way.")
+    return figure(panels, "R@1 at the evaluations during training.")
 
 
 def negatives(groups: Sequence[Group]) -> Html | None:
@@ -109,7 +109,7 @@ def negatives(groups: Sequence[Group]) -> Html | None:
         for t, group, lines in drawn
     ]
     return figure(
-        panels, "Negatives with a non-zero gradient in a step (the paper’s Figure 4). The axis is logarithmic above 1."
+        panels, "Negatives with a non-zero gradient, per step (the paper’s Figure 4). The axis is logarithmic above 1."
     )
 
 
@@ -124,8 +124,8 @@ def drift(groups: Sequence[Group]) -> Html | None:
         for t, group, lines in drawn
     ]
     caption = (
-        "Mean squared distance between an image’s embedding now and Δt steps ago (the paper’s Figure 3); two unit vectors are "
-        "at most 4 apart. The lower the lines, the longer a remembered embedding stays true."
+        "Mean squared distance between an image’s embedding now and Δt steps ago (the paper’s Figure 3); for unit vectors it "
+        "is at most 4. The lower the lines, the longer an embedding in the memory stays valid."
     )
     return figure(panels, caption)
 
@@ -216,7 +216,7 @@ def _sources(group: Group) -> str:
     if math.isnan(batch) or math.isnan(memory):
         return ""
     ratio = f", {times(memory / batch)} as many" if batch > 0 and memory > batch else ""
-    return f"In the last quarter {count(batch)} a step from the batch and {count(memory)} from the memory{ratio}."
+    return f"Last quarter: {count(batch)} per step from the batch and {count(memory)} from the memory{ratio}."
 
 
 def _slows(group: Group, lines: Sequence[Line]) -> str:
@@ -228,4 +228,4 @@ def _slows(group: Group, lines: Sequence[Line]) -> str:
     peak = float(known.max())
     if late < 0.8 * peak:
         return f"{line.name}: down from a peak of {distance(peak)} to {distance(late)} in the last quarter."
-    return f"{line.name}: {distance(late)} in the last quarter, not below its peak of {distance(peak)} by much."
+    return f"{line.name}: {distance(late)} in the last quarter, not much below its peak of {distance(peak)}."

@@ -140,8 +140,8 @@ def doubtful_row(doubtful: Doubtful, encode: Encoder) -> Html:
     return tag(
         "div",
         tag("div", tag("h5", Html("&nbsp;"), aria_hidden="true"), image),
-        side("labelled", doubtful.label, doubtful.own),
-        side("lies among", doubtful.nearest, doubtful.other),
+        side("labeled", doubtful.label, doubtful.own),
+        side("nearest class", doubtful.nearest, doubtful.other),
         class_="row sides-2",
     )
 
@@ -190,9 +190,9 @@ def doubts(groups: Sequence[Group], encode: Encoder) -> Html | None:
     group, run = able[0]
     rows = [doubtful_row(doubtful, encode) for doubtful in run.doubtful[:ANCHORS]]
     words = (
-        "Training images that are more like another class than like their own, the most doubtful first; the run’s "
-        "<code>doubted.csv</code> lists all of them. Beside each what is most like it in either class. They were not trained "
-        "on their labels while these were in doubt."
+        "Training images that are more similar to another class than to their own, the most suspicious first; the run’s "
+        "<code>doubted.csv</code> lists all of them. Beside each image are the most similar ones of both classes. Their labels "
+        "were not used for training while they were in doubt."
     )
     return _explained(Html(words), [_gallery(f"{group.label}, seed {run.seed}", rows, "images", "")])
 

@@ -13,8 +13,8 @@ from xbm_app.report.statistics import change, count, error_bar, listed, loss_nam
 COLLAPSE = 0.5  # below this share of the R@1 without memory, R@1 "collapses"
 OUTCOMES = {"gain": "better with memory", "loss": "worse with memory", "same": "no clear difference", "single": "one seed only"}
 LEVEL = {
-    "balanced": ("Balanced, so that the push never outweighs the pull,", "balance"),
-    "mean": ("Averaged over pairs,", "mean"),
+    "balanced": ("With the balanced reduction, whose negatives never outweigh the positives,", "balanced reduction"),
+    "mean": ("With the mean", "mean"),
 }
 
 
@@ -33,7 +33,7 @@ def headline(groups: Sequence[Group], comparisons: Sequence[Comparison]) -> str:
     if not comparisons:
         return _reached(groups)
     clauses = []
-    for outcome, verb in (("gain", "lifts"), ("single", "moves"), ("loss", "lowers")):
+    for outcome, verb in (("gain", "raises"), ("single", "changes"), ("loss", "lowers")):
         changes = [
             f"from {_recall(c.without)} to {_recall(c.with_memory)} for {loss_name(c.loss)} ({_gain(c)})"
             for c in comparisons
@@ -76,10 +76,10 @@ def _card(c: Comparison) -> Html:
     facts = [f"R@1 {_recall(c.without)} → {_recall(c.with_memory)}"]
     batch, memory = (c.with_memory.settled(f"valid_negatives_{source}") for source in ("batch", "memory"))
     if not math.isnan(batch) and not math.isnan(memory):
-        facts.append(f"{count(batch)} + {count(memory)} valid negatives a step, batch + memory")
+        facts.append(f"{count(batch)} + {count(memory)} valid negatives per step, batch + memory")
     a, b = c.without.seconds_per_iteration.mean, c.with_memory.seconds_per_iteration.mean
     if a > 0 and b > 0:
-        facts.append(f"{change(a, b)} time an iteration")
+        facts.append(f"{change(a, b)} time per iteration")
     return tag(
         "div",
         tag("h2", loss_name(c.loss)),
@@ -125,7 +125,7 @@ def notes(groups: Sequence[Group]) -> Html | None:
 def left_out(groups: Sequence[Group], comparisons: Sequence[Comparison]) -> list[str]:
     """Names each setting without memory that beats the one compared with, but has too few seeds."""
     return [
-        f"Not compared, because {seeds(group.recall_at_1.count)} cannot show an error: {group.label}, "
+        f"Not compared, because {seeds(group.recall_at_1.count)} gives no standard error: {group.label}, "
         f"R@1 {percent(group.recall_at_1.mean)}."
         for c in comparisons
         for group in groups
@@ -156,7 +156,7 @@ def _why(loss: str, base: Group, summed: Group, level: Group) -> tuple[str, list
     verb = "collapses" if collapsed else "falls"
     how, short = LEVEL[level.reduction]
     observation = (
-        f"Summed over pairs, {loss_name(loss)} {verb} when the memory joins in: R@1 {plus_minus(summed.recall_at_1)} against "
+        f"With the sum over pairs, {loss_name(loss)} {verb} when a memory is used: R@1 {plus_minus(summed.recall_at_1)}, and "
         f"{plus_minus(base.recall_at_1)} without memory. {how} it reaches {plus_minus(level.recall_at_1)} with the same memory."
     )
     return f"Why the sum {verb} and the {short} does not ({loss_name(loss)})", [observation, _cause(summed)]
@@ -167,15 +167,15 @@ def _cause(summed: Group) -> str:
     from_batch = "" if math.isnan(batch) else f" and {count(batch)} from its batch"
     if not math.isnan(memory) and memory < 10 * max(1.0, 0.0 if math.isnan(batch) else batch):
         return (
-            f"The usual cause, negatives by the thousand, does not show here: a step saw {count(memory)} valid ones from the "
-            f"memory{from_batch} late in training. Look at the loss curves and at what the runs said about themselves."
+            f"The usual cause, thousands of negatives, is not visible here: late in training a step had {count(memory)} valid "
+            f"negatives from the memory{from_batch}. See the loss curves and the notes from the runs."
         )
     if math.isnan(memory):
-        many = "With the sum, every valid negative of the memory counts as much as one of the batch"
+        many = "With the sum, each valid negative from the memory counts as much as one from the batch"
     else:
-        many = f"With the sum, a step late in training saw {count(memory)} valid negatives from the memory{from_batch}"
+        many = f"With the sum, a step late in training had {count(memory)} valid negatives from the memory{from_batch}"
     return (
-        f"{many}, against a handful of positives for each anchor. Added up, the push of so many outweighs the pull of so few, "
-        "and nothing draws a class together any more. Where classes are large and a pretrained net tells most images apart "
-        "from the start, the two sides are about level and the sum does no harm: this is a finding about these runs."
+        f"{many}, but only a few positives per anchor. In the sum, so many negatives outweigh so few positives, and nothing "
+        "pulls the images of a class together any more. If classes are large and a pretrained model separates most images from "
+        "the start, both sides are about equal and the sum does no harm: this explanation is about these runs."
     )

@@ -50,15 +50,15 @@ def render(title: str, groups: Sequence[Group], comparisons: Sequence[Comparison
         (name, heading, body)
         for name, heading, body in (
             ("results", "Results", results(groups, comparisons)),
-            ("notes", "What the runs said about themselves", notes(groups)),
+            ("notes", "Notes from the runs", notes(groups)),
             ("recall", "Recall at K", curves.recall_curves(groups)),
             ("seeds", "R@1 by seed", curves.by_seed(groups)),
-            ("training", "While training", join([curves.loss_curves(groups), curves.evaluations(groups)])),
+            ("training", "During training", join([curves.loss_curves(groups), curves.evaluations(groups)])),
             ("negatives", "Where the negatives come from", curves.negatives(groups)),
             ("drift", "How far embeddings drift", curves.drift(groups)),
             ("retrieval", "What is retrieved", galleries.retrieval(groups, comparisons, encode)),
             ("mining", "What the memory mines", galleries.mining(groups, comparisons, encode)),
-            ("labels", "Labels in doubt", galleries.doubts(groups, encode)),
+            ("labels", "Likely label errors", galleries.doubts(groups, encode)),
             ("cost", "What the memory costs" if comparisons else "Time", cost(groups, comparisons)),
             ("reproduce", "How to reproduce", reproduce(groups)),
         )
@@ -133,7 +133,7 @@ def cost(groups: Sequence[Group], comparisons: Sequence[Comparison]) -> Html | N
         a, b = c.without.seconds_per_iteration.mean, c.with_memory.seconds_per_iteration.mean
         if a > 0 and b > 0:
             times.append(f"{duration(b)} with memory and {duration(a)} without for {loss_name(c.loss)} ({change(a, b)})")
-    sentence = f"An iteration takes {'; '.join(times)}. At search time the memory is gone and costs nothing."
+    sentence = f"An iteration takes {'; '.join(times)}. At search time the memory is not used and costs nothing."
     head = ["setting", "iterations", "per iteration"]
     return join(
         [tag("p", sentence) if times else None, table("Wall-clock time of training divided by iterations.", head, rows)]
@@ -155,7 +155,7 @@ def reproduce(groups: Sequence[Group]) -> Html:
         rows = [(group.label, [_settings(group, key) for key in differing], group.side) for group in groups]
         parts += [
             tag("h3", "Settings that differ"),
-            table("Where seeds differ, their values in turn.", ["setting", *differing], rows),
+            table("Where seeds differ, the values of all seeds are listed.", ["setting", *differing], rows),
         ]
     versions = {key: value for run in runs for key, value in run.versions.items()}
     if versions:

@@ -61,7 +61,7 @@ def test_negatives_stand_by_similarity_and_their_source_is_told():
 
 def test_a_label_in_doubt_stands_between_its_class_and_the_one_it_lies_among():
     row = doubtful_row(Doubtful("a<1>.png", GREY, "ca<t", "dog", [], [Match(GREY, s) for s in (0.9, -0.12)]), ENCODE)
-    labelled, among = (row.index(words) for words in ("labelled <b>ca&lt;t</b>", "lies among <b>dog</b>"))
+    labelled, among = (row.index(words) for words in ("labeled <b>ca&lt;t</b>", "nearest class <b>dog</b>"))
     assert row.index("image a&lt;1&gt;.png") < labelled < row.index("no other image") < among < row.index("0.90")
     assert row.count('alt="of dog"') == 2 and "−0.12" in row
 
