@@ -6,7 +6,6 @@ from html import unescape
 import numpy as np
 import pytest
 
-from xbm_app.report import RunView
 from xbm_app.report.charts import (
     BOTTOM,
     LEFT,
@@ -23,7 +22,7 @@ from xbm_app.report.charts import (
     tick_label,
     unbroken,
 )  # fmt: skip
-from xbm_app.report.groups import group_runs
+from xbm_app.report.groups import RunView, group_runs
 
 NAN = float("nan")
 

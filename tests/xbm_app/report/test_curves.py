@@ -1,9 +1,8 @@
 import numpy as np
 import pytest
 
-from xbm_app.report import RunView, Trace
 from xbm_app.report.curves import drift, negatives
-from xbm_app.report.groups import group_runs
+from xbm_app.report.groups import RunView, Trace, group_runs
 
 
 def groups(**series):

@@ -6,9 +6,8 @@ import pytest
 from PIL import Image
 
 from xbm.errors import InputError
-from xbm_app.report import Doubtful, Match, Mined, Query, RunView
 from xbm_app.report.galleries import Encoder, doubtful_row, doubts, mined_row, mining, query_row, retrieval
-from xbm_app.report.groups import compare, group_runs
+from xbm_app.report.groups import Doubtful, Match, Mined, Query, RunView, compare, group_runs
 
 ENCODE = Encoder(40, 60)
 GREY = np.full((31, 17), 128, np.uint8)

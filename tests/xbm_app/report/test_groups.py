@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from xbm.errors import InputError
-from xbm_app.report import RunView, Trace
-from xbm_app.report.groups import compare, group_runs, together
+from xbm_app.report.groups import RunView, Trace, compare, group_runs, together
 
 
 def runs(label, memory, values, loss="contrastive", reduction="mean", seeds=None):

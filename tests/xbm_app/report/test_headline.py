@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
 
-from xbm_app.report import RunView, Trace
-from xbm_app.report.groups import compare, group_runs
+from xbm_app.report.groups import RunView, Trace, compare, group_runs
 from xbm_app.report.headline import headline, left_out, reductions
 
 
