@@ -195,7 +195,7 @@ def entries_of(source: Path, tell: Tell) -> list[Entry]:
     elif source.suffix.lower() in TABLES:
         rows = _table(source, tell)
     else:
-        raise InputError(f"{source} is neither a folder of images nor a .csv or .parquet table")
+        raise InputError(f"{source} is neither a folder nor a .csv or .parquet table")
     root, entries = root_of(source), dict[tuple[str, str], Entry]()
     for row in rows:
         try:

@@ -283,7 +283,7 @@ def test_boxes_make_several_images_of_one_picture(few_photos):
 
 
 @pytest.mark.parametrize(
-    ("name", "message"), [("nowhere", "neither a folder"), ("empty", "contains no images"), ("none.csv", "contains no images")]
+    ("name", "message"), [("nowhere", "neither a folder nor"), ("empty", "contains no images"), ("none.csv", "contains no images")]
 )
 def test_nothing_to_index_is_an_error(tmp_path, name, message):
     (tmp_path / "empty").mkdir()
