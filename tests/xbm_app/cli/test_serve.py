@@ -3,7 +3,7 @@ from tests.tiny import xbm
 
 def test_bad_input_is_one_sentence(tmp_path, monkeypatch):
     code, _, err = xbm("serve", tmp_path, "--port", 0)
-    assert code == 2 and "is no index: make one with `xbm index" in err and err.count("\n") == 1
+    assert code == 2 and "is not an index: make one with `xbm index" in err and err.count("\n") == 1
     monkeypatch.setattr("xbm_app.extras.find_spec", lambda name: None)
     code, _, err = xbm("serve", tmp_path)
     assert code == 2 and "faiss, fastapi, uvicorn, python_multipart: pip install 'xbm[search]'" in err
