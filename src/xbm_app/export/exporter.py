@@ -96,9 +96,9 @@ def sample(embedder: Embedder, run: Path) -> Sample:
     try:
         folder = run if run.is_dir() else run.parents[1]
         images = read_run(embedder.config, folder).protocols[0].query
-        some = np.unique(np.linspace(0, len(images) - 1, IMAGES).astype(int)).tolist()
+        indices = np.unique(np.linspace(0, len(images) - 1, IMAGES).astype(int)).tolist()
         feed = DecodeFeed(images, embedder.augmentation)
-        views, source = [feed.view(index) for index in some], f"{len(some)} test images of {images.name}"
+        views, source = [feed.view(index) for index in indices], f"{len(indices)} test images of {images.name}"
     except (InputError, OSError):
         random = np.random.default_rng(0)
         views = list(random.integers(0, 256, (IMAGES, side, side, channels), dtype=np.uint8))

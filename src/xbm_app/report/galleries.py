@@ -155,8 +155,8 @@ def retrieval(groups: Sequence[Group], comparisons: Sequence[Comparison], encode
         gallery for c in comparisons if (gallery := _side_by_side(c, encode, max(1, QUERIES // len(comparisons)))) is not None
     ]
     if not galleries:
-        able = [run for group in sorted(groups, key=_rank) for run in group.runs if run.queries]
-        galleries = [_alone(able[0], encode)] if able else []
+        runs = [run for group in sorted(groups, key=_rank) for run in group.runs if run.queries]
+        galleries = [_alone(run, encode) for run in runs[:1]]
     if not galleries:
         return None
     right, wrong = (tag("span", _mark(kind), class_=f"sign {kind}") for kind in ("right", "wrong"))
@@ -184,10 +184,10 @@ def mining(groups: Sequence[Group], comparisons: Sequence[Comparison], encode: E
 
 def doubts(groups: Sequence[Group], encode: Encoder) -> Html | None:
     """Images whose labels are likely wrong, of the best run that has some: other runs of the data would show the same."""
-    able = [(group, run) for group in sorted(groups, key=_rank) for run in group.runs if run.doubtful]
-    if not able:
+    runs = [(group, run) for group in sorted(groups, key=_rank) for run in group.runs if run.doubtful]
+    if not runs:
         return None
-    group, run = able[0]
+    group, run = runs[0]
     rows = [doubtful_row(doubtful, encode) for doubtful in run.doubtful[:ANCHORS]]
     words = (
         "Training images that are more similar to another class than to their own, the most suspicious first; the run’s "

@@ -13,7 +13,7 @@ from xbm_app.report.markup import Html, join, shell, tag
 from xbm_app.report.statistics import MISSING, change, duration, error_bar, listed, loss_name, percent
 
 LIMIT = 3_000_000  # bytes
-ENCODERS = tuple(galleries.Encoder(*each) for each in ((96, 80), (72, 70), (56, 60), (40, 50)))  # (side, quality)
+ENCODERS = tuple(galleries.Encoder(side, quality) for side, quality in ((96, 80), (72, 70), (56, 60), (40, 50)))
 
 
 def write_report(runs: Sequence[RunView], out: Path, title: str) -> Path:

@@ -20,6 +20,7 @@ from xbm.errors import InputError
 
 FILE = "index.sqlite"
 FORMAT = 1
+TABLES = (".csv", ".parquet")  # sources that are not folders
 IDS_PER_QUERY = 500  # SQLite allows 32,766
 
 SCHEMA = """
@@ -211,8 +212,13 @@ class Catalogue:
     def _rows_of(self, query: str, ids: Sequence[int] | np.ndarray) -> Iterator[Any]:
         plain = [int(image) for image in ids]
         for start in range(0, len(plain), IDS_PER_QUERY):
-            some = plain[start : start + IDS_PER_QUERY]
-            yield from self._rows(f"{query} ({','.join('?' * len(some))})", some)
+            chunk = plain[start : start + IDS_PER_QUERY]
+            yield from self._rows(f"{query} ({','.join('?' * len(chunk))})", chunk)
+
+
+def root_of(source: Path) -> Path:
+    """The folder that the paths of a source, a folder or a table, are relative to."""
+    return source.parent if source.suffix.lower() in TABLES and not source.is_dir() else source
 
 
 def model_file(folder: Path, digest: str) -> Path:

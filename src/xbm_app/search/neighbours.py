@@ -59,14 +59,11 @@ class Compressed:
     kind = "compressed"
 
     def __init__(self, index: "faiss.IndexIDMap", catalogue: Catalogue) -> None:
-        self._map, self._catalogue = index, catalogue
+        self._catalogue = catalogue
+        self._map = index  # owns what is searched
         self._refine = faiss.downcast_index(index.index)
-        self.renew()
-
-    def renew(self) -> None:
-        """Reads again which images are in the catalogue."""
-        self._coded = faiss.vector_to_array(self._map.id_map)  # (codes,) id of each code
-        self.ids = self._catalogue.ids()
+        self._coded = faiss.vector_to_array(index.id_map)  # (codes,) id of each code
+        self.ids = catalogue.ids()
         self._dead = len(self._coded) - int(np.isin(self._coded, self.ids, assume_unique=True).sum())
 
     @property
@@ -79,20 +76,20 @@ class Compressed:
         """Like `Exact.search`. With `among`, the search is exact and costs as much as reading those vectors."""
         if among is not None:
             return _filled(*_best(queries, among, self._catalogue.vectors(among), k), k)
-        wanted = k + (k if self._dead else 0)
+        depth = k + (k if self._dead else 0)
         while True:
-            wanted = min(wanted, len(self._coded))
-            factor = max(CANDIDATES / max(1, wanted), 8.0)
+            depth = min(depth, len(self._coded))
+            factor = max(CANDIDATES / max(1, depth), 8.0)
             params = faiss.IndexRefineSearchParameters(k_factor=factor)
-            similarity, place = _search(self._refine, queries, wanted, params)
+            similarity, place = _search(self._refine, queries, depth, params)
             ids = np.where(place < 0, -1, self._coded[place])
             if self._dead:
                 gone = ~np.isin(ids, self.ids)
                 similarity, ids = np.where(gone, -np.inf, similarity), np.where(gone, -1, ids)
             enough = ((ids >= 0).sum(axis=1) >= min(k, len(self.ids))).all()
-            if enough or wanted == len(self._coded):
+            if enough or depth == len(self._coded):
                 return _filled(*_sorted(similarity, ids, k), k)
-            wanted *= 4
+            depth *= 4
 
 
 Neighbours = Exact | Compressed
@@ -139,15 +136,15 @@ def recall(neighbours: Neighbours, catalogue: Catalogue, k: int = 10, queries: i
     _, retrieved = neighbours.search(rows, k + 1)
     similarity, truth = _nothing(len(query_ids), 0)
     for start in range(0, len(ids), CHUNK):
-        some = ids[start : start + CHUNK]
-        part = _best(rows, some, catalogue.vectors(some), k + 1)
+        chunk = ids[start : start + CHUNK]
+        part = _best(rows, chunk, catalogue.vectors(chunk), k + 1)
         similarity, truth = _sorted(np.hstack([similarity, part[0]]), np.hstack([truth, part[1]]), k + 1)
-    hits = wanted = 0
+    hits = total = 0
     for query, near, true in zip(query_ids.tolist(), retrieved.tolist(), truth.tolist()):
         true_others = set([image for image in true if image not in (query, -1)][:k])
         hits += len(true_others & set([image for image in near if image != query][:k]))
-        wanted += len(true_others)
-    return hits / max(1, wanted)
+        total += len(true_others)
+    return hits / max(1, total)
 
 
 def _up_to_date(catalogue: Catalogue) -> tuple["faiss.IndexIDMap", int]:
@@ -167,8 +164,8 @@ def _up_to_date(catalogue: Catalogue) -> tuple["faiss.IndexIDMap", int]:
         coded = np.empty(0, np.int64)
     new = np.setdiff1d(ids, coded, assume_unique=True)
     for start in range(0, len(new), CHUNK):
-        some = new[start : start + CHUNK]
-        index.add_with_ids(catalogue.vectors(some), some)
+        chunk = new[start : start + CHUNK]
+        index.add_with_ids(catalogue.vectors(chunk), chunk)
     return index, trained_at
 
 
@@ -186,8 +183,8 @@ def _read(path: Path, dim: int) -> "faiss.IndexIDMap | None":
 def _trained(catalogue: Catalogue, ids: np.ndarray, dim: int) -> "faiss.IndexIDMap":
     parts = dim // 2 if dim % 2 == 0 else dim
     quantizer = faiss.index_factory(dim, f"PQ{parts}x4fs,Refine(SQfp16)", faiss.METRIC_INNER_PRODUCT)
-    some = np.sort(np.random.default_rng(0).choice(ids, min(TRAINED_ON, len(ids)), replace=False))
-    quantizer.train(catalogue.vectors(some))
+    sample = np.sort(np.random.default_rng(0).choice(ids, min(TRAINED_ON, len(ids)), replace=False))
+    quantizer.train(catalogue.vectors(sample))
     index = faiss.IndexIDMap(quantizer)
     quantizer.this.disown()  # the map frees it
     index.own_fields = True

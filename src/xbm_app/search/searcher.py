@@ -13,7 +13,7 @@ from PIL import Image
 from xbm.errors import InputError
 from xbm_app.data.images import UNREADABLE, decode
 from xbm_app.extras import require
-from xbm_app.search.catalogue import FILE, Catalogue, model_file
+from xbm_app.search.catalogue import FILE, Catalogue, model_file, root_of
 from xbm_app.train.load import Embedder
 
 MOST = 1000  # results per search
@@ -63,8 +63,7 @@ class Searcher:
         if not len(self.catalogue):
             raise InputError(f"{self.folder} contains no images yet: run `xbm index` again")
         self.name = Path(self.catalogue.get("run")).name
-        source = Path(self.catalogue.get("source"))
-        self.root = source.parent if source.suffix.lower() in (".csv", ".parquet") else source
+        self.root = root_of(Path(self.catalogue.get("source")))
         self.model = Embedder(model_file(self.folder, self.catalogue.get("model")), device)
         self.neighbours = open_neighbours(self.catalogue)
         self.ids = self.neighbours.ids

@@ -21,7 +21,7 @@ from xbm_app.data.listing import Row, image_files
 from xbm_app.data.own import row_of
 from xbm_app.data.readable import readable
 from xbm_app.data.tables import read_records
-from xbm_app.search.catalogue import FILE, Catalogue, Entry, Known, model_file
+from xbm_app.search.catalogue import FILE, TABLES, Catalogue, Entry, Known, model_file, root_of
 from xbm_app.search.searcher import quickest_threads
 from xbm_app.train.checkpoint import write_checkpoint
 from xbm_app.train.config import to_dict
@@ -29,7 +29,6 @@ from xbm_app.train.load import Embedder, load
 
 BATCH = 64  # images that are embedded and written at once
 THUMBNAIL = 192  # pixels of the longer side
-TABLES = (".csv", ".parquet")
 
 Tell = Callable[[InputError], None]
 
@@ -124,7 +123,7 @@ def _writing(out: Path) -> Iterator[Catalogue]:
     with (out / "lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             raise InputError(f"another `xbm index` is writing to {out}: wait for it, or give another --out") from None
         with closing(Catalogue(out, write=True)) as catalogue:
             yield catalogue
@@ -174,11 +173,6 @@ def thumbnail(image: Image.Image) -> bytes:
 # ------------------------------------------------------------------ what is to be indexed
 
 
-def root_of(source: Path) -> Path:
-    """The folder that the paths of a source are relative to."""
-    return source if source.is_dir() else source.parent
-
-
 def entries_of(source: Path, tell: Tell) -> list[Entry]:
     """The images of a folder and its subfolders, labeled by folder, or of a CSV or Parquet table with path and label.
 
@@ -189,9 +183,7 @@ def entries_of(source: Path, tell: Tell) -> list[Entry]:
         InputError: there is no image at all, so that a disk that is not mounted never empties an index.
     """
     if source.is_dir():
-        rows: Iterable[Row] = [
-            Row(path, "" if "/" not in path else path.rpartition("/")[0], str(source / path)) for path in image_files(source)
-        ]
+        rows: Iterable[Row] = [Row(path, path.rpartition("/")[0], str(source / path)) for path in image_files(source)]
     elif source.suffix.lower() in TABLES:
         rows = _table(source, tell)
     else:

@@ -170,9 +170,9 @@ def create_app(searchers: Sequence[Searcher], access: Access) -> App:
             ids = first.ids if label is None else first.catalogue.ids(label)
             count = len(ids)
             stride = _stride(count)
-            some = [int(ids[(offset + k) * stride % count]) for k in range(min(limit, count))]
-            items = first.catalogue.items(some)
-            images = [Image(**items[image]._asdict()) for image in some if image in items]
+            shown = [int(ids[(offset + k) * stride % count]) for k in range(min(limit, count))]
+            items = first.catalogue.items(shown)
+            images = [Image(**items[image]._asdict()) for image in shown if image in items]
             return Images(images=images, total=count)
 
         return await on(searching, page)
@@ -193,7 +193,7 @@ def create_app(searchers: Sequence[Searcher], access: Access) -> App:
         sides = {s.model.decoded_side for s in searchers}
         opened = await on(decoding, lambda: {side: open_upload(content, side) for side in sides})
         hits = await on(searching, lambda: [s.search(s.embed(opened[s.model.decoded_side]), top, label) for s in searchers])
-        runs = [_found(name, each) for name, each in zip(names, hits)]
+        runs = [_found(name, of_run) for name, of_run in zip(names, hits)]
         return Answer(query=None, runs=runs, seconds=time.perf_counter() - start)
 
     @app.get("/api/search")
@@ -210,12 +210,12 @@ def create_app(searchers: Sequence[Searcher], access: Access) -> App:
         if key is None or item is None:
             raise HTTPException(404, "no such image in this index")
 
-        def look() -> list[Found]:
+        def search_runs() -> list[Found]:
             ids = [s.catalogue.find(key) for s in searchers]
             hits = [None if image is None else s.like(image, top, label) for image, s in zip(ids, searchers)]
-            return [_found(name, each) for name, each in zip(names, hits)]
+            return [_found(name, of_run) for name, of_run in zip(names, hits)]
 
-        runs = await on(searching, look)
+        runs = await on(searching, search_runs)
         return Answer(query=Image(**item._asdict()), runs=runs, seconds=time.perf_counter() - start)
 
     for path, (name, kind) in PAGE.items():
@@ -271,7 +271,7 @@ def serve(folders: Sequence[Path], host: str, port: int, allowed: Sequence[str] 
     """Serves until Ctrl-C or SIGTERM; requests in progress are still answered."""
     warnings.filterwarnings("ignore", category=PIL.Image.DecompressionBombWarning)  # uploads have their own limit
     access = access_to(host, allowed, token)
-    with listen(host, port) as opened, ExitStack() as stack:
+    with listen(host, port) as listener, ExitStack() as stack:
         searchers = [Searcher(folder) for folder in folders]
         app = create_app(searchers, access)
         stack.enter_context(quickest_threads(searchers[0].model, batch=1))
@@ -281,6 +281,6 @@ def serve(folders: Sequence[Path], host: str, port: int, allowed: Sequence[str] 
         # uvicorn shuts down cleanly and then raises the signal again, which would kill the process without these handlers.
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: None)
-        print(f"Open {address(host, opened.getsockname()[1], access.token)} (Ctrl-C ends it)", flush=True)
-        uvicorn.Server(config).run(sockets=[opened])
+        print(f"Open {address(host, listener.getsockname()[1], access.token)} (press Ctrl-C to stop)", flush=True)
+        uvicorn.Server(config).run(sockets=[listener])
     print("stopped", flush=True)

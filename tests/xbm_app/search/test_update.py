@@ -17,8 +17,8 @@ from PIL import Image
 from tests.tiny import draw_photos
 from xbm.errors import InputError
 from xbm_app.search import update as module
-from xbm_app.search.catalogue import Catalogue
-from xbm_app.search.update import Changes, entries_of, fingerprint, root_of, thumbnail, update
+from xbm_app.search.catalogue import Catalogue, root_of
+from xbm_app.search.update import Changes, entries_of, fingerprint, thumbnail, update
 from xbm_app.train.load import Embedder, load
 
 
@@ -283,7 +283,8 @@ def test_boxes_make_several_images_of_one_picture(few_photos):
 
 
 @pytest.mark.parametrize(
-    ("name", "message"), [("nowhere", "neither a folder nor"), ("empty", "contains no images"), ("none.csv", "contains no images")]
+    ("name", "message"),
+    [("nowhere", "neither a folder nor"), ("empty", "contains no images"), ("none.csv", "contains no images")],
 )
 def test_nothing_to_index_is_an_error(tmp_path, name, message):
     (tmp_path / "empty").mkdir()
