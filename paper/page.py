@@ -14,8 +14,8 @@ from paper.experiment import SMALL, Experiment, Setting
 from paper.record import NAMED, Record, Records
 from paper.study import Spread, Study
 from xbm_app.data.images import Dataset
-from xbm_app.report import panels
-from xbm_app.report.wording import MISSING, listed, percent
+from xbm_app.report import printed_figures as panels
+from xbm_app.report.statistics import MISSING, listed, percent
 from xbm_app.train.files import replacing
 
 TEMPLATES = Path(__file__).parent / "pages"

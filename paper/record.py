@@ -14,7 +14,7 @@ from typing import Any, SupportsFloat
 
 from xbm.errors import InputError
 from xbm.losses import LOSSES
-from xbm_app.report.drift_curves import Curves
+from xbm_app.report.run_folders import Curves
 from xbm_app.train.config import Config, flat
 from xbm_app.train.files import replacing
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from paper.experiment import CHOOSING_SEED, HOLDOUT, Arm, Experiment, Setting, config_of, grid
 from paper.record import Record, Records, identity
-from xbm_app.report.groups import over
+from xbm_app.report.statistics import summarize as over
 from xbm_app.train.config import Config, override
 
 

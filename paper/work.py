@@ -18,7 +18,7 @@ from paper.experiments.drift import CROSS_ENTROPY, classify, snapshot, stages
 from paper.plan import Task
 from paper.record import NAMED, Records, folder_name, identity, may_go_on
 from xbm.errors import DivergedError, unknown
-from xbm_app.report.drift_curves import read_columns
+from xbm_app.report.run_folders import read_columns
 from xbm_app.train.checkpoint import read_checkpoint
 from xbm_app.train.config import Config, override
 from xbm_app.train.dataset import read_run

@@ -20,7 +20,7 @@ from paper.study import Study
 from xbm.memory import CrossBatchMemory
 from xbm_app.data.feeds import Batches
 from xbm_app.models import EmbeddingModel, build_model
-from xbm_app.report.drift_curves import drift_panel, drift_table
+from xbm_app.report.printed_figures import drift_panel, drift_table
 from xbm_app.train import task
 from xbm_app.train.checkpoint import read_checkpoint, write_checkpoint
 from xbm_app.train.config import Config

@@ -9,7 +9,7 @@ from paper.page import Block, Claim, Table, plus_minus, printed
 from paper.published import KS, Row
 from paper.record import identity
 from paper.study import Choice, Spread, Study, paired
-from xbm_app.report.wording import MISSING, seeds
+from xbm_app.report.statistics import MISSING, seeds
 
 Columns = list[tuple[str, int, str | None]]  # heading, K, protocol
 

@@ -18,7 +18,7 @@ from paper.experiments.updates import by_trunk
 from paper.page import Block, Claim, Table, plus_minus
 from paper.record import digits
 from paper.study import Spread, Study, paired
-from xbm_app.report.wording import percent
+from xbm_app.report.statistics import percent
 from xbm_app.train.config import Config, flat, override
 from xbm_app.train.console import Console
 from xbm_app.train.dataset import read_run

@@ -12,7 +12,7 @@ from paper.experiments.losses import choices
 from paper.page import Block, Claim, Figure, Table, plus_minus
 from paper.record import digits
 from paper.study import Spread, Study
-from xbm_app.report.wording import MISSING
+from xbm_app.report.statistics import MISSING
 from xbm_app.train.config import Config, override
 
 SIZES = (16, 32, 64, 128, 256)

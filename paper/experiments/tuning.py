@@ -34,7 +34,7 @@ from paper.experiments.losses import paper_rows
 from paper.page import Block, Table, plus_minus, printed
 from paper.record import Record, Records, identity
 from paper.study import Study, paired
-from xbm_app.report.wording import MISSING, percent
+from xbm_app.report.statistics import MISSING, percent
 from xbm_app.train.config import Config, flat, override
 from xbm_app.train.presets import preset
 

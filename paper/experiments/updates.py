@@ -10,7 +10,7 @@ from paper.experiments.losses import choices, columns_of, recall_cells
 from paper.page import Block, Table, plus_minus, printed
 from paper.record import APART
 from paper.study import Study
-from xbm_app.report.wording import MISSING
+from xbm_app.report.statistics import MISSING
 from xbm_app.train.config import flat
 from xbm_app.train.presets import preset
 

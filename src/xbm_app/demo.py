@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from xbm.errors import InputError
+from xbm_app.report.statistics import mean_and_error
 from xbm_app.train.config import Config, override
 from xbm_app.train.presets import preset
 
@@ -168,12 +169,3 @@ def summary(runs: list[dict[str, Any]], key: str = "recall@1") -> list[dict[str,
             row["gain"], row["gain_error"] = mean_and_error(paired)
         rows.append(row)
     return rows
-
-
-def mean_and_error(values: list[float]) -> tuple[float, float]:
-    """The mean, and its standard error from the spread of the values (NaN for a single one)."""
-    n = len(values)
-    mean = sum(values) / n
-    if n < 2:
-        return mean, float("nan")
-    return mean, (sum((v - mean) ** 2 for v in values) / (n - 1) / n) ** 0.5

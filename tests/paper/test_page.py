@@ -33,8 +33,8 @@ from paper.record import Records
 from paper.study import Spread, Study
 from tests.paper.made_up import CARS, carry_out, invented
 from xbm_app.data.images import Dataset, ImageSet, Protocol
-from xbm_app.report import panels
-from xbm_app.report.wording import listed, percent, seeds
+from xbm_app.report import printed_figures as panels
+from xbm_app.report.statistics import listed, percent, seeds
 
 ROOT = Path(__file__).parents[2]
 GLYPHS = setting_of("glyphs")

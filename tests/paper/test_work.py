@@ -11,8 +11,8 @@ from paper.record import Records, file_name, identity
 from paper.work import execute, measure, weights_of
 from tests.tiny import draw_photos, tiny_config
 from xbm.errors import DivergedError, InputError
-from xbm_app.report import drift_curves
-from xbm_app.report.drift_curves import read_columns
+from xbm_app.report import run_folders as drift_curves
+from xbm_app.report.run_folders import read_columns
 from xbm_app.train.config import override
 from xbm_app.train.loop import train
 

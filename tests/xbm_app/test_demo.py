@@ -6,7 +6,8 @@ import pytest
 
 from xbm.errors import InputError
 from xbm_app import demo
-from xbm_app.demo import ARMS, MARK, Arm, config_of, mean_and_error, next_steps, run_demo, summary
+from xbm_app.demo import ARMS, MARK, Arm, config_of, next_steps, run_demo, summary
+from xbm_app.report.statistics import mean_and_error
 from xbm_app.train.config import flat
 
 

@@ -43,7 +43,7 @@ def demo(
         from xbm_app.train.finish import write_json
 
         write_json(json, {"runs": runs, "seconds": time.monotonic() - begun})
-    from xbm_app.report.runs import report_runs
+    from xbm_app.report.run_folders import report_runs
 
     page = report_runs([Path(run["folder"]) for run in runs], out / "report.html", groups=[run["name"] for run in runs])
     print("Search with the best of them, then beside the same loss without memory:")

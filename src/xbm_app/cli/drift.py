@@ -25,7 +25,8 @@ def drift(
     from rich.table import Table
 
     from xbm_app.cli.tables import print_table
-    from xbm_app.report.drift_curves import draw_drift, drift_table, drift_values, read_drift
+    from xbm_app.report.printed_figures import draw_drift, drift_table, drift_values
+    from xbm_app.report.run_folders import read_drift
 
     records = {folder.resolve().name: read_drift(folder) for folder in runs}
     table = Table("run", "Δt", "first tenth", "before the decay", "after the decay", caption="mean squared distance, at most 4")

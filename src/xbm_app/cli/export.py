@@ -20,7 +20,7 @@ def export(
     from xbm_app.extras import require
 
     require("search", "onnx", "onnxscript", "onnxruntime")
-    from xbm_app.export.run import export_run
+    from xbm_app.export.exporter import export_run
 
     if not run.exists():
         raise InputError(f"{run} does not exist: give a run folder made by `xbm train`")

@@ -14,7 +14,7 @@ def report(
 
     Example: `xbm report runs/2026-01-31_120000_cars`
     """
-    from xbm_app.report.runs import report_runs
+    from xbm_app.report.run_folders import report_runs
 
     print(report_runs([run], out or run / "report.html"))
 
@@ -30,7 +30,7 @@ def compare(
     from rich.table import Table
 
     from xbm_app.cli.tables import print_table
-    from xbm_app.report.runs import read_result, report_runs
+    from xbm_app.report.run_folders import read_result, report_runs
 
     results = [read_result(run) for run in runs]
     names = [name for name in results[0] if name.startswith("recall@") and not name.endswith("_std")] + ["map@r"]

@@ -63,7 +63,7 @@ def search(
                 table.add_row(str(rank), f"{hit.similarity:.4f}", escape(hit.label), escape(where))
             print_table(table)
     if sheet is not None and answers:
-        from xbm_app.search.sheet import write_sheet
+        from xbm_app.search.results_page import write_results_page as write_sheet
 
         pictures = [(str(query), image, hits) for query, image, hits in answers]
         write_sheet(sheet, f"Search in {opened.name}", pictures, opened.catalogue.thumbnail)

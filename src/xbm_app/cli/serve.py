@@ -25,6 +25,6 @@ def serve(
     from xbm_app.extras import require
 
     require("search", "faiss", "fastapi", "uvicorn", "python_multipart")
-    from xbm_app.serve.run import serve as run
+    from xbm_app.serve.server import serve as run
 
     run(indexes, host, port, allow_host or (), token)

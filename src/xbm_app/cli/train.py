@@ -110,7 +110,7 @@ def train(
         folder = Path(ranks.agreed(str(folder)))  # its name holds the time, which no two processes start at
         result = run(chosen, folder, resume=resume is not None, quiet=quiet)
         if ranks.first:
-            from xbm_app.report.runs import report_runs
+            from xbm_app.report.run_folders import report_runs
 
             show(result)
             report_runs([folder], folder / "report.html")

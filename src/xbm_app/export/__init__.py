@@ -1,1 +1,1 @@
-"""A run as files that need no xbm: ONNX, a torch.export program, and a card that says what they are."""
+"""Export: a trained model as ONNX and torch.export files that run without xbm, with a model card."""

@@ -1,6 +1,7 @@
-"""Writing the two formats, each whole or not at all, with any number of images at once; and running them."""
+"""The exported model, and the two formats it is written in: ONNX and torch.export, both for any batch size."""
 
 import contextlib
+import copy
 import io
 import logging
 import warnings
@@ -10,16 +11,53 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from xbm_app.data.transforms import normalisation
 from xbm_app.train.files import replacing
+from xbm_app.train.load import Embedder
 
 OPSET = 18
-EXAMPLE = 2  # images at once while the graph is recorded: torch would take 1 for a constant
+EXAMPLE = 2  # batch size while the graph is recorded: torch would treat 1 as a constant
+
+
+class Portable(nn.Module):
+    """A model that takes bytes: it normalizes the pixels itself, and its embeddings have unit length."""
+
+    offset: Tensor  # (C, 1, 1)
+    gain: Tensor
+
+    def __init__(self, embedder: Embedder) -> None:
+        super().__init__()
+        self.model = copy.deepcopy(embedder.model).to("cpu", memory_format=torch.contiguous_format).eval()  # type: ignore[call-overload]
+        offset, gain = (torch.from_numpy(value)[:, None, None] for value in normalisation(embedder.augmentation))
+        self.register_buffer("offset", offset)
+        self.register_buffer("gain", gain)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Embeds images.
+
+        Args:
+            pixels: (B, C, crop, crop) uint8.
+
+        Returns:
+            (B, D) float32, unit rows.
+        """
+        return self.model((pixels.float() - self.offset) * self.gain)
+
+
+def windows(embedder: Embedder, views: list[np.ndarray]) -> np.ndarray:
+    """The center crop of resized images, as the exported model takes it: (B, C, crop, crop) uint8."""
+    crop = embedder.augmentation.crop
+    crops = []
+    for view in views:
+        top, left = (view.shape[0] - crop) // 2, (view.shape[1] - crop) // 2
+        crops.append(view[top : top + crop, left : left + crop].transpose(2, 0, 1))
+    return np.ascontiguousarray(np.stack(crops))
 
 
 def record(model: nn.Module, channels: int, size: int) -> Any:
-    """The graph of a model that takes (B, channels, size, size) uint8, for any B, as a `torch.export.ExportedProgram`."""
+    """Records a model that takes (B, channels, size, size) uint8, for any B, as a `torch.export.ExportedProgram`."""
     example = torch.zeros(EXAMPLE, channels, size, size, dtype=torch.uint8)
     batch = torch.export.Dim("batch", min=1, max=65_536)
     with _quietly(), torch.no_grad():
@@ -27,17 +65,17 @@ def record(model: nn.Module, channels: int, size: int) -> Any:
 
 
 def write_program(program: Any, path: Path) -> None:
-    """Writes a recorded graph as torch's own format."""
+    """Writes a recorded model in torch.export's format."""
     with replacing(path) as beside, _quietly():
         torch.export.save(program, beside)
 
 
 def write_onnx(program: Any, path: Path, properties: dict[str, str]) -> None:
-    """Writes a recorded graph as one ONNX file, with `properties` that its reader can ask for."""
+    """Writes a recorded model as one ONNX file, with `properties` as its metadata."""
     import onnx
 
     with _quietly():
-        made = torch.onnx.export(
+        exported = torch.onnx.export(
             program,
             dynamo=True,
             opset_version=OPSET,
@@ -45,8 +83,8 @@ def write_onnx(program: Any, path: Path, properties: dict[str, str]) -> None:
             output_names=["embedding"],
             verbose=False,
         )
-    assert made is not None
-    proto = made.model_proto
+    assert exported is not None
+    proto = exported.model_proto
     for name, value in properties.items():
         proto.metadata_props.add(key=name, value=value)
     onnx.checker.check_model(proto)
@@ -55,7 +93,7 @@ def write_onnx(program: Any, path: Path, properties: dict[str, str]) -> None:
 
 
 def run_onnx(path: Path) -> Callable[[np.ndarray], np.ndarray]:
-    """A function that embeds (B, C, crop, crop) uint8 with ONNX Runtime on the CPU."""
+    """Loads an ONNX file: returns a function that embeds (B, C, crop, crop) uint8 on the CPU."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
@@ -63,7 +101,7 @@ def run_onnx(path: Path) -> Callable[[np.ndarray], np.ndarray]:
 
 
 def run_program(path: Path) -> Callable[[np.ndarray], np.ndarray]:
-    """The same with a torch.export program read back from its file."""
+    """Loads a torch.export file: returns the same kind of function."""
     with _quietly():
         model = torch.export.load(path).module()
 
@@ -76,7 +114,7 @@ def run_program(path: Path) -> Callable[[np.ndarray], np.ndarray]:
 
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
-    """torch's exporters talk about their own progress and deprecations, which says nothing to the user."""
+    """Silences torch's exporters, which print progress and deprecations that do not concern the user."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -1,19 +1,16 @@
-"""The sections made of charts: recall, training, where negatives come from, drift."""
+"""The report's sections of charts: recall, R@1 by seed, training, where negatives come from, drift."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from xbm_app.report.charts import Axes, Line, panel
-from xbm_app.report.dots import dot_panel
+from xbm_app.report.charts import Axes, Line, Scale, counts, dot_panel, linear, panel, ranks
 from xbm_app.report.groups import Group, together
 from xbm_app.report.markup import Html, tag
-from xbm_app.report.scales import Scale, counts, linear, ranks
-from xbm_app.report.traces import Curve, over_seeds
-from xbm_app.report.wording import count, distance, listed, named, times
+from xbm_app.report.statistics import Curve, count, distance, listed, loss_name, over_seeds, times
 
-SPAN = "The line is the mean of the seeds, the band reaches from the lowest to the highest."
+BAND = "Lines are means over seeds; bands span the lowest to the highest seed."
 
 
 def figure(panels: Sequence[Html], caption: str) -> Html:
@@ -21,9 +18,12 @@ def figure(panels: Sequence[Html], caption: str) -> Html:
 
 
 def recall_curves(groups: Sequence[Group]) -> Html | None:
-    """R@K over K, one panel a loss."""
-    drawn = [(group, over_seeds([(_ks(run.curve), np.array(run.curve)) for run in group.runs], bins=4096)) for group in groups]
-    known = [(group, curve) for group, curve in drawn if curve is not None]
+    """R@K over K, one panel per loss."""
+    known = []
+    for group in groups:
+        curve = over_seeds([(np.arange(1, len(run.curve) + 1), np.array(run.curve)) for run in group.runs], bins=4096)
+        if curve is not None:
+            known.append((group, curve))
     if not known:
         return None
     x = ranks(int(max(curve.x[-1] for _, curve in known)))
@@ -32,17 +32,15 @@ def recall_curves(groups: Sequence[Group]) -> Html | None:
     panels = []
     for loss in dict.fromkeys(group.loss for group, _ in known):
         lines = _lines([(group, curve) for group, curve in known if group.loss == loss], 100)
-        told = ", ".join(f"{line.name} {line.y[0]:.1f} at K = 1 and {line.y[-1]:.1f} at K = {line.x[-1]:.0f}" for line in lines)
-        panels.append(panel(named(loss), lines, axes, f"Recall at K, {named(loss)}: {told}."))
-    many = any(len(group.runs) > 1 for group, _ in known)
-    return figure(
-        panels,
-        "Share of queries with an image of their class among their K nearest. Higher is better. " + (SPAN if many else ""),
-    )
+        ends = ", ".join(f"{line.name} {line.y[0]:.1f} at K = 1 and {line.y[-1]:.1f} at K = {line.x[-1]:.0f}" for line in lines)
+        panels.append(panel(loss_name(loss), lines, axes, f"Recall at K, {loss_name(loss)}: {ends}."))
+    several = any(len(group.runs) > 1 for group, _ in known)
+    caption = "Share of queries with an image of their class among their K nearest. Higher is better. "
+    return figure(panels, caption + (BAND if several else ""))
 
 
 def by_seed(groups: Sequence[Group]) -> Html | None:
-    """R@1 of every run, once there is more than one."""
+    """R@1 of every run, if there is more than one."""
     if sum(group.recall_at_1.count for group in groups) < 2:
         return None
     panels, joined = [], False
@@ -51,132 +49,120 @@ def by_seed(groups: Sequence[Group]) -> Html | None:
         joined = joined or {False, True} == {group.memory for group in members}
         if members:
             panels.append(dot_panel(_title(members), members))
-    caption = "A dot is a run, the upright stroke the mean of its group, the bar one standard error to either side."
+    caption = "Each dot is a run; the vertical stroke is the mean of its group, the bar one standard error on either side."
     if joined:
         caption += (
-            " Lines join runs of the same seed: where they lean to the right, the memory helped. Each panel has its own axis."
+            " Lines connect runs of one seed; where they lean to the right, the memory helped. Each panel has its own axis."
         )
     return figure(panels, caption)
 
 
 def loss_curves(groups: Sequence[Group]) -> Html | None:
-    drawn = _drawn(groups, "loss")
+    drawn = _with_and_without(groups, lambda group: _series(group, "loss"))
+    if not drawn:
+        return None
     panels = [
         panel(
             title,
             lines,
-            _over_steps(lines, linear(_spans(lines), zero=True), "loss", lambda v: f"{v:.3g}"),
-            _told(title, lines),
+            _over_steps(lines, linear(_extent(lines), zero=True), "loss", lambda v: f"{v:.3g}"),
+            _summary(title, lines),
         )
         for title, lines in drawn
     ]
-    if not panels:
-        return None
     caption = "Training loss."
     if any(len(lines) > 1 for _, lines in drawn):
-        caption += " With memory each anchor meets many more pairs, so heights differ by design: compare shapes, not values."
+        caption += " With memory, each anchor has many more pairs, so the values differ by design: compare the shapes instead."
     return figure(panels, caption)
 
 
 def evaluations(groups: Sequence[Group]) -> Html | None:
-    def of(group: Group) -> Curve | None:
+    """R@1 during training, if it was measured more than once."""
+
+    def recall_over_steps(group: Group) -> Curve | None:
         pairs = [np.array(run.trace.evaluations, dtype=float).reshape(-1, 2) for run in group.runs]
         return over_seeds([(p[:, 0], 100 * p[:, 1]) for p in pairs])
 
-    drawn = _panels(groups, of)
+    drawn = _with_and_without(groups, recall_over_steps)
     if not any(len(line.x) > 1 for _, lines in drawn for line in lines):
         return None
-    y = linear([v for _, lines in drawn for v in _spans(lines)])
+    y = linear(_extent(line for _, lines in drawn for line in lines))
     panels = [
-        panel(title, lines, _over_steps(lines, y, "R@1, %", lambda v: f"{v:.1f}"), _told(title, lines))
+        panel(title, lines, _over_steps(lines, y, "R@1, %", lambda v: f"{v:.1f}"), _summary(title, lines))
         for title, lines in drawn
     ]
-    return figure(panels, "R@1 at the evaluations made on the way.")
+    return figure(panels, "R@1 at the evaluations during training.")
 
 
 def negatives(groups: Sequence[Group]) -> Html | None:
-    """Valid negatives per step from batch and memory, of the groups that have one."""
-    shown = [group for group in groups if group.memory] or list(groups)
-    drawn = []
-    for group in shown:
-        sources = (
-            ("from the batch", "without", "valid_negatives_batch"),
-            ("from the memory", "with", "valid_negatives_memory"),
-        )
-        lines = [
-            _line(name, group, c, colour=colour) for name, colour, key in sources if (c := _series(group, key)) is not None
-        ]
-        if lines:
-            drawn.append((group, lines))
+    """Valid negatives per step from the batch and from the memory."""
+    drawn = _of_memory(
+        groups,
+        ("from the batch", "without", "valid_negatives_batch"),
+        ("from the memory", "with", "valid_negatives_memory"),
+    )
     if not drawn:
         return None
-    y = counts([v for _, lines in drawn for v in _spans(lines)])
-    titles = _titles([group for group, _ in drawn])
+    y = counts(_extent(line for _, _, lines in drawn for line in lines))
     panels = [
-        panel(title, lines, _over_steps(lines, y, "valid negatives per step", count), _told(title, lines), _sources(group))
-        for title, (group, lines) in zip(titles, drawn)
+        panel(t, lines, _over_steps(lines, y, "valid negatives per step", count), _summary(t, lines), _sources(group))
+        for t, group, lines in drawn
     ]
     return figure(
-        panels, "Negatives with a non-zero gradient in a step (the paper’s Figure 4). The axis is logarithmic above 1."
+        panels, "Negatives with a non-zero gradient, per step (the paper’s Figure 4). The axis is logarithmic above 1."
     )
 
 
 def drift(groups: Sequence[Group]) -> Html | None:
-    """How far embeddings move, of the groups with memory (of all, where none has one)."""
-    shown = [group for group in groups if group.memory] or list(groups)
-    drawn = []
-    for group in shown:
-        curves = [(delta, _series(group, f"drift_{delta}")) for delta in (10, 100, 1000)]
-        lines = [_line(f"Δt = {delta:,}", group, c, colour=f"drift-{delta}") for delta, c in curves if c is not None]
-        if lines:
-            drawn.append((group, lines))
+    """How far embeddings move within 10, 100 and 1000 steps."""
+    drawn = _of_memory(groups, *((f"Δt = {delta:,}", f"drift-{delta}", f"drift_{delta}") for delta in (10, 100, 1000)))
     if not drawn:
         return None
-    y = linear([v for _, lines in drawn for v in _spans(lines)], zero=True)
-    titles = _titles([group for group, _ in drawn])
+    y = linear(_extent(line for _, _, lines in drawn for line in lines), zero=True)
     panels = [
-        panel(title, lines, _over_steps(lines, y, "drift", distance), _told(title, lines), _slows(group, lines))
-        for title, (group, lines) in zip(titles, drawn)
+        panel(t, lines, _over_steps(lines, y, "drift", distance), _summary(t, lines), _slows(group, lines))
+        for t, group, lines in drawn
     ]
     caption = (
-        "Mean squared distance between an image’s embedding now and Δt steps ago (the paper’s Figure 3); two unit vectors are "
-        "at most 4 apart. The lower the lines, the longer a remembered embedding stays true."
+        "Mean squared distance between an image’s embedding now and Δt steps ago (the paper’s Figure 3); for unit vectors it "
+        "is at most 4. The lower the lines, the longer an embedding in the memory stays valid."
     )
     return figure(panels, caption)
 
 
-def _sources(group: Group) -> str:
-    batch, memory = group.settled("valid_negatives_batch"), group.settled("valid_negatives_memory")
-    if math.isnan(batch) or math.isnan(memory):
-        return ""
-    ratio = f", {times(memory / batch)} as many" if batch > 0 and memory > batch else ""
-    return f"In the last quarter {count(batch)} a step from the batch and {count(memory)} from the memory{ratio}."
+# ------------------------------------------------------------------ from groups to lines
 
 
-def _slows(group: Group, lines: Sequence[Line]) -> str:
-    line = max(lines, key=lambda one: (one.colour == "drift-100", -len(one.name)))
-    known = line.y[np.isfinite(line.y)]
-    late = group.settled(line.colour.replace("-", "_"))
-    if len(known) < 4 or math.isnan(late):
-        return ""
-    peak = float(known.max())
-    if late < 0.8 * peak:
-        return f"{line.name}: down from a peak of {distance(peak)} to {distance(late)} in the last quarter."
-    return f"{line.name}: {distance(late)} in the last quarter, not below its peak of {distance(peak)} by much."
-
-
-def _panels(groups: Sequence[Group], of: Callable[[Group], Curve | None]) -> list[tuple[str, list[Line]]]:
+def _with_and_without(groups: Sequence[Group], curve_of: Callable[[Group], Curve | None]) -> list[tuple[str, list[Line]]]:
     """(title, lines without and with memory) for each loss and reduction."""
     panels = []
     for members in together(groups):
-        known = [(group, curve) for group in members if (curve := of(group)) is not None]
+        known = [(group, curve) for group in members if (curve := curve_of(group)) is not None]
         if known:
             panels.append((_title(members), _lines(known)))
     return panels
 
 
+def _of_memory(groups: Sequence[Group], *sources: tuple[str, str, str]) -> list[tuple[str, Group, list[Line]]]:
+    """(title, group, lines) for each group with memory, or for each group if none has one.
+
+    Args:
+        sources: (name in the legend, color, series) of each line.
+    """
+    drawn = []
+    for group in [group for group in groups if group.memory] or groups:
+        curves = [(name, colour, _series(group, series)) for name, colour, series in sources]
+        lines = [_line(name, group, curve, colour=colour) for name, colour, curve in curves if curve is not None]
+        if lines:
+            drawn.append((group, lines))
+    titles = [_title([group]) for group, _ in drawn]
+    if len(set(titles)) < len(titles):
+        titles = [group.label for group, _ in drawn]
+    return [(title, group, lines) for title, (group, lines) in zip(titles, drawn)]
+
+
 def _lines(curves: Sequence[tuple[Group, Curve]], scale: float = 1) -> list[Line]:
-    """Lines of one panel, named as briefly as tells them apart."""
+    """Lines of one panel, with the shortest names that distinguish them."""
     groups = [group for group, _ in curves]
     short = ["with memory" if group.memory else "without" for group in groups]
     names = short
@@ -188,19 +174,13 @@ def _lines(curves: Sequence[tuple[Group, Curve]], scale: float = 1) -> list[Line
     return [_line(name, group, curve, scale, dash=min(dash, 2)) for name, (group, curve), dash in zip(names, curves, dashes)]
 
 
-def _drawn(groups: Sequence[Group], key: str) -> list[tuple[str, list[Line]]]:
-    return _panels(groups, lambda group: _series(group, key))
+def _line(name: str, group: Group, curve: Curve, scale: float = 1, colour: str = "", dash: int = 0) -> Line:
+    low, high = (scale * curve.low, scale * curve.high) if len(group.runs) > 1 else (None, None)
+    return Line(name, colour or group.side, curve.x, scale * curve.mean, low, high, dash)
 
 
 def _series(group: Group, key: str) -> Curve | None:
     return over_seeds([(run.trace.step, getattr(run.trace, key)) for run in group.runs])
-
-
-def _line(name: str, group: Group, curve: Curve, scale: float = 1, colour: str = "", dash: int = 0) -> Line:
-    colour = colour or ("with" if group.memory else "without")
-    if len(group.runs) == 1:
-        return Line(name, colour, curve.x, scale * curve.mean, dash=dash)
-    return Line(name, colour, curve.x, scale * curve.mean, scale * curve.low, scale * curve.high, dash)
 
 
 def _over_steps(lines: Sequence[Line], y: Scale, title: str, read: Callable[[float], str]) -> Axes:
@@ -208,12 +188,21 @@ def _over_steps(lines: Sequence[Line], y: Scale, title: str, read: Callable[[flo
     return Axes(x, y, "step", title, lambda v: f"step {v:,.0f}", read)
 
 
-def _spans(lines: Sequence[Line]) -> list[float]:
-    ends = [values for line in lines for values in (line.y, line.low, line.high) if values is not None]
-    return np.concatenate(ends).tolist() if ends else []
+def _extent(lines: Iterable[Line]) -> list[float]:
+    """All values that an axis must include."""
+    return [v for line in lines for values in (line.y, line.low, line.high) if values is not None for v in values.tolist()]
 
 
-def _told(title: str, lines: Sequence[Line]) -> str:
+# ------------------------------------------------------------------ words
+
+
+def _title(groups: Sequence[Group]) -> str:
+    reductions = dict.fromkeys(group.reduction for group in groups if group.reduction)
+    return ", ".join([loss_name(groups[0].loss), *([" and ".join(reductions)] if reductions else [])])
+
+
+def _summary(title: str, lines: Sequence[Line]) -> str:
+    """What a screen reader says instead of the chart."""
     ends = [
         f"{line.name} from {line.y[k[0]]:.3g} to {line.y[k[-1]]:.3g}"
         for line in lines
@@ -222,15 +211,21 @@ def _told(title: str, lines: Sequence[Line]) -> str:
     return f"{title}: {listed(ends)}." if ends else title
 
 
-def _title(groups: Sequence[Group]) -> str:
-    reductions = dict.fromkeys(group.reduction for group in groups if group.reduction)
-    return ", ".join([named(groups[0].loss), *([" and ".join(reductions)] if reductions else [])])
+def _sources(group: Group) -> str:
+    batch, memory = group.settled("valid_negatives_batch"), group.settled("valid_negatives_memory")
+    if math.isnan(batch) or math.isnan(memory):
+        return ""
+    ratio = f", {times(memory / batch)} as many" if batch > 0 and memory > batch else ""
+    return f"Last quarter: {count(batch)} per step from the batch and {count(memory)} from the memory{ratio}."
 
 
-def _titles(groups: Sequence[Group]) -> list[str]:
-    titles = [_title([group]) for group in groups]
-    return titles if len(set(titles)) == len(groups) else [group.label for group in groups]
-
-
-def _ks(curve: Sequence[float]) -> np.ndarray:
-    return np.arange(1, len(curve) + 1)
+def _slows(group: Group, lines: Sequence[Line]) -> str:
+    line = max(lines, key=lambda one: (one.colour == "drift-100", -len(one.name)))
+    known = line.y[np.isfinite(line.y)]
+    late = group.settled(line.colour.replace("-", "_"))
+    if len(known) < 4 or math.isnan(late):
+        return ""
+    peak = float(known.max())
+    if late < 0.8 * peak:
+        return f"{line.name}: down from a peak of {distance(peak)} to {distance(late)} in the last quarter."
+    return f"{line.name}: {distance(late)} in the last quarter, not much below its peak of {distance(peak)}."

@@ -1,29 +1,26 @@
-"""The page: sections in order inside a shell that brings its own style and fetches nothing."""
+"""The report as one HTML page: its sections in order, and the sections that are tables."""
 
-import base64
-import hashlib
-from collections.abc import Sequence
-from functools import cache
-from importlib.resources import files
+import math
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from xbm.errors import InputError
-from xbm_app.report import curves, galleries, summary, tables
-from xbm_app.report.groups import Comparison, Group, compare, group_runs
-from xbm_app.report.markup import Html, join, tag
-from xbm_app.report.pictures import Encoder, symbols
-from xbm_app.report.verdict import left_out, reductions
-from xbm_app.report.view import RunView
+from xbm_app.report import curves, galleries
+from xbm_app.report.groups import Comparison, Group, RunView, compare, group_runs
+from xbm_app.report.headline import header, left_out, notes, reductions
+from xbm_app.report.markup import Html, join, shell, tag
+from xbm_app.report.statistics import MISSING, change, duration, error_bar, listed, loss_name, percent
 
 LIMIT = 3_000_000  # bytes
-ENCODERS = (Encoder(96, 80), Encoder(72, 70), Encoder(56, 60), Encoder(40, 50))
+ENCODERS = tuple(galleries.Encoder(side, quality) for side, quality in ((96, 80), (72, 70), (56, 60), (40, 50)))
 
 
 def write_report(runs: Sequence[RunView], out: Path, title: str) -> Path:
-    """Writes the report of some runs as one HTML file that needs nothing else, and returns its path.
+    """Writes the report of some runs as one self-contained HTML file, and returns its path.
 
-    Seeds of one group are averaged, groups of one loss with and without memory are compared; a single run is shown alone.
-    Pictures are made smaller until the page stays under three megabytes.
+    Seeds of one group are averaged, and groups of one loss with and without memory are compared; a single run is shown alone.
+    Images are shrunk until the page is smaller than three megabytes.
 
     Example:
         >>> import tempfile
@@ -37,7 +34,7 @@ def write_report(runs: Sequence[RunView], out: Path, title: str) -> Path:
     groups = group_runs(runs)
     comparisons = compare(groups)
     for encode in ENCODERS:
-        page = render(title, groups, comparisons, encode).encode(errors="replace")  # names of files may not be text
+        page = render(title, groups, comparisons, encode)
         if len(page) < LIMIT:
             break
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -47,109 +44,149 @@ def write_report(runs: Sequence[RunView], out: Path, title: str) -> Path:
     return out
 
 
-def render(title: str, groups: Sequence[Group], comparisons: Sequence[Comparison], encode: Encoder) -> str:
-    """The whole page as text."""
+def render(title: str, groups: Sequence[Group], comparisons: Sequence[Comparison], encode: galleries.Encoder) -> bytes:
+    """The whole page; sections without content are left out."""
     sections = [
         (name, heading, body)
         for name, heading, body in (
-            ("results", "Results", _results(groups, comparisons)),
-            ("notes", "What the runs said about themselves", summary.notes(groups)),
+            ("results", "Results", results(groups, comparisons)),
+            ("notes", "Notes from the runs", notes(groups)),
             ("recall", "Recall at K", curves.recall_curves(groups)),
             ("seeds", "R@1 by seed", curves.by_seed(groups)),
-            ("training", "While training", _joined(curves.loss_curves(groups), curves.evaluations(groups))),
+            ("training", "During training", join([curves.loss_curves(groups), curves.evaluations(groups)])),
             ("negatives", "Where the negatives come from", curves.negatives(groups)),
             ("drift", "How far embeddings drift", curves.drift(groups)),
-            ("retrieval", "What is retrieved", _explained(RETRIEVAL, galleries.retrieval(groups, comparisons, encode))),
-            ("mining", "What the memory mines", _explained(MINING, galleries.mining(groups, comparisons, encode))),
-            ("labels", "Labels in doubt", _explained(DOUBTS, galleries.doubts(groups, encode))),
-            ("cost", "What the memory costs" if comparisons else "Time", _cost(groups, comparisons)),
-            ("reproduce", "How to reproduce", tables.reproduce(groups)),
+            ("retrieval", "What is retrieved", galleries.retrieval(groups, comparisons, encode)),
+            ("mining", "What the memory mines", galleries.mining(groups, comparisons, encode)),
+            ("labels", "Likely label errors", galleries.doubts(groups, encode)),
+            ("cost", "What the memory costs" if comparisons else "Time", cost(groups, comparisons)),
+            ("reproduce", "How to reproduce", reproduce(groups)),
         )
         if body
     ]
-    return shell(
-        title,
-        symbols(),
-        tag(
-            "main",
-            summary.header(title, groups, comparisons),
-            tag("nav", *(tag("a", name.capitalize(), href=f"#{name}") for name, _, _ in sections), aria_label="Sections"),
-            *(tag("section", tag("h2", heading), inner, id=name) for name, heading, inner in sections),
-        ),
-        script=_own("readout.js"),
+    main = tag(
+        "main",
+        header(title, groups, comparisons),
+        tag("nav", *(tag("a", name.capitalize(), href=f"#{name}") for name, _, _ in sections), aria_label="Sections"),
+        *(tag("section", tag("h2", heading), body, id=name) for name, heading, body in sections),
     )
+    return shell(title, galleries.symbols(), main, script="readout.js")
 
 
-def shell(title: str, *content: Html, script: str = "") -> str:
-    """A page around some content: style and script inside, nothing fetched."""
-    body = tag("body", *content, tag("script", Html(script)) if script else None)
-    return f"<!doctype html>\n{tag('html', _head(title, script), body, lang='en')}\n"
+# ------------------------------------------------------------------ the sections that are tables
 
 
-RETRIEVAL = join(
-    [
-        tag(
-            "span",
-            tag("svg", tag("use", href="#check"), viewBox="0 0 12 12", class_="mark", aria_hidden="true"),
-            class_="sign right",
-        ),
-        " the query’s class, ",
-        tag(
-            "span",
-            tag("svg", tag("use", href="#cross"), viewBox="0 0 12 12", class_="mark", aria_hidden="true"),
-            class_="sign wrong",
-        ),
-        " another class. Nearest first; the number is the similarity.",
+def table(caption: str, head: Sequence[str], rows: Sequence[tuple[str, Sequence[str], str]]) -> Html:
+    """A table that scrolls inside its own box; rows are (heading, cells, class)."""
+    top = tag("tr", *(tag("th", name, scope="col") for name in head))
+    body = [
+        tag("tr", tag("th", first, scope="row"), *(tag("td", c) for c in cells), class_=kind) for first, cells, kind in rows
     ]
-)
-MINING = Html("Valid negatives of some anchors, most similar first; the number is the similarity (the paper’s Figure 5).")
-
-DOUBTS = Html(
-    "Training images that are more like another class than like their own, the most doubtful first; the run’s "
-    "<code>doubted.csv</code> lists all of them. Beside each what is most like it in either class. They were not trained on "
-    "their labels while these were in doubt."
-)
-
-
-def _results(groups: Sequence[Group], comparisons: Sequence[Comparison]) -> Html:
-    passages = [
-        tag("aside", tag("h3", heading), *(tag("p", paragraph) for paragraph in paragraphs))
-        for heading, paragraphs in reductions(groups)
-    ]
-    caveats = [tag("p", sentence, class_="caveat") for sentence in left_out(groups, comparisons)]
-    return join([tables.results(groups), *caveats, *passages])
-
-
-def _cost(groups: Sequence[Group], comparisons: Sequence[Comparison]) -> Html | None:
-    body = tables.cost(groups)
-    told = tables.cost_sentence(comparisons)
-    return _joined(tag("p", told) if told else None, body) if body else None
-
-
-def _explained(words: Html, body: Html | None) -> Html | None:
-    return join([tag("p", words, class_="explain"), body]) if body else None
-
-
-def _joined(*parts: Html | None) -> Html | None:
-    return join(parts) if any(parts) else None
-
-
-def _head(title: str, script: str) -> Html:
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    # The browser itself holds the page to its promise: pictures inside it, its own style and script, nothing fetched.
-    policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     return tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        tag("meta", http_equiv="Content-Security-Policy", content=policy),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", name="color-scheme", content="light dark"),
-        tag("title", title),
-        tag("link", rel="icon", href="data:,"),
-        tag("style", Html(_own("style.css"))),
+        "div",
+        tag("table", tag("caption", tag("span", caption)), tag("thead", top), tag("tbody", *body)),
+        class_="scroll",
+        tabindex="0",
+        role="region",
+        aria_label=caption,
     )
 
 
-@cache
-def _own(name: str) -> str:
-    return files("xbm_app.report").joinpath(name).read_text(encoding="utf-8")
+def results(groups: Sequence[Group], comparisons: Sequence[Comparison]) -> Html:
+    """Every metric of every group with its standard error, the best R@1 of each loss highlighted; and remarks on them."""
+    names = metric_names([run for group in groups for run in group.runs])
+    best = [_top([group for group in groups if group.loss == loss]) for loss in {group.loss for group in groups}]
+    rows = []
+    for group in groups:
+        count, total = group.recall_at_1.count, len(group.runs)
+        stats = [group.metric(name) for name in names]
+        cells = [
+            str(count) if count == total else f"{count} of {total}",
+            *(_cell(percent(stat.mean), error_bar(stat)) for stat in stats),
+            duration(group.stat(lambda run: run.seconds).mean),
+        ]
+        rows.append((group.label, cells, f"{group.side} best" if group in best else group.side))
+    data = listed(list(dict.fromkeys(run.data for group in groups for run in group.runs if run.data)) or ["the test classes"])
+    several = any(len(group.runs) > 1 for group in groups)
+    caption = f"Percent on {data}" + ("; mean ± standard error over seeds." if several else ".") + " Time: training, per run."
+    head = ["setting", "seeds", *(_metric_title(name) for name in names), "time"]
+    caveats = [tag("p", sentence, class_="caveat") for sentence in left_out(groups, comparisons)]
+    passages = [
+        tag("aside", tag("h3", heading), *(tag("p", p) for p in paragraphs)) for heading, paragraphs in reductions(groups)
+    ]
+    return join([table(caption, head, rows), *caveats, *passages])
+
+
+def cost(groups: Sequence[Group], comparisons: Sequence[Comparison]) -> Html | None:
+    """Time per iteration of every group, and what the memory adds to it."""
+    rows = []
+    for group in groups:
+        stat = group.seconds_per_iteration
+        if stat.count:
+            iterations = listed(sorted({f"{run.iterations:,}" for run in group.runs}))
+            error = "" if math.isnan(stat.error) else f" ± {duration(stat.error)}"
+            rows.append((group.label, [iterations, _cell(duration(stat.mean), error)], group.side))
+    if not rows:
+        return None
+    times = []
+    for c in comparisons:
+        a, b = c.without.seconds_per_iteration.mean, c.with_memory.seconds_per_iteration.mean
+        if a > 0 and b > 0:
+            times.append(f"{duration(b)} with memory and {duration(a)} without for {loss_name(c.loss)} ({change(a, b)})")
+    sentence = f"An iteration takes {'; '.join(times)}. At search time the memory is not used and costs nothing."
+    head = ["setting", "iterations", "per iteration"]
+    return join(
+        [tag("p", sentence) if times else None, table("Wall-clock time of training divided by iterations.", head, rows)]
+    )
+
+
+def reproduce(groups: Sequence[Group]) -> Html:
+    """Commands, settings that all runs share, settings that differ, versions."""
+    runs = [run for group in groups for run in group.runs]
+    parts: list[Html] = []
+    commands = list(dict.fromkeys(run.command for run in runs if run.command))
+    if commands:
+        parts.append(tag("pre", tag("code", "\n".join(commands)), tabindex="0"))
+    shared = {key: value for key, value in runs[0].config.items() if all(run.config.get(key) == value for run in runs)}
+    if shared:
+        parts += [tag("h3", "Settings" if len(runs) == 1 else "Settings that all runs share"), _pairs(shared)]
+    differing = [key for key in dict.fromkeys(k for run in runs for k in run.config) if key not in shared]
+    if differing:
+        rows = [(group.label, [_settings(group, key) for key in differing], group.side) for group in groups]
+        parts += [
+            tag("h3", "Settings that differ"),
+            table("Where seeds differ, the values of all seeds are listed.", ["setting", *differing], rows),
+        ]
+    versions = {key: value for run in runs for key, value in run.versions.items()}
+    if versions:
+        parts += [tag("h3", "Versions"), _pairs(versions)]
+    return join(parts)
+
+
+def metric_names(runs: Sequence[RunView]) -> list[str]:
+    """Names of all metrics: recall by increasing K, then the others in their order."""
+    names = dict.fromkeys(name for run in runs for name in run.recall)
+    return sorted(names, key=lambda name: (0, int(m[1])) if (m := re.fullmatch(r"recall@(\d+)", name)) else (1, 0))
+
+
+def _metric_title(name: str) -> str:
+    if name == "r_precision":
+        return "R-precision"
+    return f"R@{name.removeprefix('recall@')}" if name.startswith("recall@") else name.upper()
+
+
+def _top(groups: Sequence[Group]) -> Group | None:
+    finished = [group for group in groups if group.recall_at_1.count]
+    return max(finished, key=lambda group: group.recall_at_1.mean) if len(finished) > 1 else None
+
+
+def _settings(group: Group, key: str) -> str:
+    return ", ".join(dict.fromkeys(str(run.config.get(key, MISSING)) for run in group.runs))
+
+
+def _pairs(pairs: Mapping[str, str]) -> Html:
+    return tag("dl", *(tag("div", tag("dt", key), tag("dd", str(value))) for key, value in pairs.items()), class_="pairs")
+
+
+def _cell(mean: str, error: str) -> Html:
+    return join([mean, tag("small", error) if error else None])

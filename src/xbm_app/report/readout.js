@@ -1,4 +1,4 @@
-// Shows the values under the pointer in the legend of a chart. Without it the legend keeps the values it was written with.
+// Shows the values under the pointer in the legend of a chart. Without JavaScript the legend keeps its initial values.
 for (const chart of document.querySelectorAll("svg[data-lines]")) {
   const lines = JSON.parse(chart.dataset.lines);
   const hair = chart.querySelector(".hair");

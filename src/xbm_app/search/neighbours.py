@@ -1,8 +1,8 @@
-"""The nearest vectors of a catalogue, by faiss: exactly while they fit in memory with ease, compressed beyond that.
+"""Nearest-neighbor search in an index by faiss: exact while the vectors easily fit in memory, compressed beyond that.
 
-Compressed means two bits a dimension in a table that is scanned whole (product quantisation, 4 bits for every two dimensions),
-and the best of that scan compared again with 16 bits a dimension. There are no cells to probe, hence no number to tune, and
-vectors without any structure are found too.
+The compressed form is a product quantizer with two bits per dimension that is scanned completely; its best candidates are
+compared again with 16 bits per dimension. Without cells to probe there is no parameter to tune, and vectors without any
+structure are found too.
 """
 
 from pathlib import Path
@@ -15,16 +15,16 @@ from xbm_app.search.catalogue import Catalogue
 from xbm_app.train.files import replacing
 
 FILE = "compressed.faiss"
-EXACT_BYTES = 200_000_000  # up to this much in float32: 390,000 rows of 128 numbers, searched in some 40 ms on one core
+EXACT_BYTES = 200_000_000  # limit of exact search, in float32: 390,000 rows of 128 dimensions take about 40 ms on one core
 CHUNK = 100_000  # rows read at once
-TRAINED_ON = 65_536  # rows that the codes are learnt from
-CANDIDATES = 1000  # rows of the scan that are compared again, at the least
-STALE = 0.2  # codes of removed images, as a share of all, that are carried along before all are written anew
-GROWTH = 4  # learnt again once there are this many times as many rows as there were
+TRAINED_ON = 65_536  # rows that the quantizer is trained on
+CANDIDATES = 1000  # rows of the scan that are compared again, at least
+STALE = 0.2  # share of codes of removed images above which all codes are rewritten
+GROWTH = 4  # the quantizer is trained again when the index has grown by this factor
 
 
 class Exact:
-    """All vectors as they are."""
+    """All vectors, uncompressed."""
 
     kind = "exact"
 
@@ -37,90 +37,87 @@ class Exact:
         return 4 * self._index.d * len(self.ids)
 
     def search(self, queries: np.ndarray, k: int, among: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Similarities and ids of the k nearest, best first; places that are left over hold −inf and −1.
+        """Similarities and ids of the k nearest, nearest first; places without a result hold −inf and −1.
 
         Args:
             queries: (Q, D) float32.
-            among: ids, in order, that alone are searched.
+            among: increasing ids; only these are searched.
         """
         if not len(self.ids):
             return _nothing(len(queries), k)
         params = None
         if among is not None:
-            where = np.flatnonzero(np.isin(self.ids, among))
-            params = faiss.SearchParameters(sel=faiss.IDSelectorBatch(where))
+            places = np.flatnonzero(np.isin(self.ids, among))
+            params = faiss.SearchParameters(sel=faiss.IDSelectorBatch(places))
         similarity, place = _search(self._index, queries, min(k, len(self.ids)), params)
         return _filled(np.where(place < 0, -np.inf, similarity), np.where(place < 0, -1, self.ids[place]), k)
 
 
 class Compressed:
-    """Codes for all vectors; those of images that have left the catalogue are passed over."""
+    """Codes of all vectors; codes of images that were removed from the catalogue are skipped."""
 
     kind = "compressed"
 
     def __init__(self, index: "faiss.IndexIDMap", catalogue: Catalogue) -> None:
-        self._map, self._catalogue = index, catalogue
+        self._catalogue = catalogue
+        self._map = index  # owns what is searched
         self._refine = faiss.downcast_index(index.index)
-        self.renew()
-
-    def renew(self) -> None:
-        """Looks again at which images are in the catalogue."""
-        self._coded = faiss.vector_to_array(self._map.id_map)  # (codes,) the id at each place
-        self.ids = self._catalogue.ids()
+        self._coded = faiss.vector_to_array(index.id_map)  # (codes,) id of each code
+        self.ids = catalogue.ids()
         self._dead = len(self._coded) - int(np.isin(self._coded, self.ids, assume_unique=True).sum())
 
     @property
     def bytes(self) -> int:
         base = faiss.downcast_index(self._refine.base_index)
-        each = base.code_size + faiss.downcast_index(self._refine.refine_index).code_size + 8
-        return each * len(self._coded)
+        per_image = base.code_size + faiss.downcast_index(self._refine.refine_index).code_size + 8
+        return per_image * len(self._coded)
 
     def search(self, queries: np.ndarray, k: int, among: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """As in `Exact`; among some ids the search is exact, and costs as much as reading their vectors."""
+        """Like `Exact.search`. With `among`, the search is exact and costs as much as reading those vectors."""
         if among is not None:
             return _filled(*_best(queries, among, self._catalogue.vectors(among), k), k)
-        wanted = k + (k if self._dead else 0)
+        depth = k + (k if self._dead else 0)
         while True:
-            wanted = min(wanted, len(self._coded))
-            factor = max(CANDIDATES / max(1, wanted), 8.0)
+            depth = min(depth, len(self._coded))
+            factor = max(CANDIDATES / max(1, depth), 8.0)
             params = faiss.IndexRefineSearchParameters(k_factor=factor)
-            similarity, place = _search(self._refine, queries, wanted, params)
+            similarity, place = _search(self._refine, queries, depth, params)
             ids = np.where(place < 0, -1, self._coded[place])
             if self._dead:
                 gone = ~np.isin(ids, self.ids)
                 similarity, ids = np.where(gone, -np.inf, similarity), np.where(gone, -1, ids)
             enough = ((ids >= 0).sum(axis=1) >= min(k, len(self.ids))).all()
-            if enough or wanted == len(self._coded):
+            if enough or depth == len(self._coded):
                 return _filled(*_sorted(similarity, ids, k), k)
-            wanted *= 4
+            depth *= 4
 
 
 Neighbours = Exact | Compressed
 
 
 def _search(index: Any, queries: np.ndarray, k: int, params: Any) -> tuple[np.ndarray, np.ndarray]:
-    """faiss' search. Its torch extension, which other libraries load, replaces it by one that knows no parameters."""
-    plain = getattr(index, "search_numpy", index.search)
-    return plain(queries, k, params=params)
+    """The search of faiss. Its torch extension, which other libraries load, replaces it by one without parameters."""
+    search = getattr(index, "search_numpy", index.search)
+    return search(queries, k, params=params)
 
 
 def open_neighbours(catalogue: Catalogue) -> Neighbours:
-    """What finds the nearest images of a catalogue as it is now. Codes that lack are made, not stored: `build` does that."""
+    """Search in the current state of a catalogue. Missing codes are computed but not stored; `build` stores them."""
     exact = _exact(catalogue)
-    return exact if exact is not None else Compressed(_caught_up(catalogue)[0], catalogue)
+    return exact if exact is not None else Compressed(_up_to_date(catalogue)[0], catalogue)
 
 
 def build(catalogue: Catalogue) -> Neighbours:
-    """`open_neighbours`, with the compressed codes stored beside the catalogue for the next time."""
+    """Like `open_neighbours`, but stores the codes beside the catalogue for the next time."""
     path = catalogue.folder / FILE
     exact = _exact(catalogue)
     if exact is not None:
         path.unlink(missing_ok=True)
         return exact
-    index, learnt_at = _caught_up(catalogue)
+    index, trained_at = _up_to_date(catalogue)
     with replacing(path) as beside:
         faiss.write_index(index, str(beside))
-    catalogue.set("learnt_at", learnt_at)
+    catalogue.set("learnt_at", trained_at)
     return Compressed(index, catalogue)
 
 
@@ -130,50 +127,50 @@ def _exact(catalogue: Catalogue) -> Exact | None:
 
 
 def recall(neighbours: Neighbours, catalogue: Catalogue, k: int = 10, queries: int = 256, seed: int = 0) -> float:
-    """Of the k images that are truly nearest to an image of the index, the share that is found, measured on some of them."""
+    """The share of the true k nearest neighbors that the search returns, measured on random images of the index."""
     if isinstance(neighbours, Exact):
         return 1.0
     ids = neighbours.ids
-    asked = np.sort(np.random.default_rng(seed).choice(ids, min(queries, len(ids)), replace=False))
-    rows = catalogue.vectors(asked)
-    _, found = neighbours.search(rows, k + 1)
-    similarity, truth = _nothing(len(asked), 0)
+    query_ids = np.sort(np.random.default_rng(seed).choice(ids, min(queries, len(ids)), replace=False))
+    rows = catalogue.vectors(query_ids)
+    _, retrieved = neighbours.search(rows, k + 1)
+    similarity, truth = _nothing(len(query_ids), 0)
     for start in range(0, len(ids), CHUNK):
-        some = ids[start : start + CHUNK]
-        part = _best(rows, some, catalogue.vectors(some), k + 1)
+        chunk = ids[start : start + CHUNK]
+        part = _best(rows, chunk, catalogue.vectors(chunk), k + 1)
         similarity, truth = _sorted(np.hstack([similarity, part[0]]), np.hstack([truth, part[1]]), k + 1)
-    hits = wanted = 0
-    for own, near, true in zip(asked.tolist(), found.tolist(), truth.tolist()):
-        true_others = set([each for each in true if each not in (own, -1)][:k])
-        hits += len(true_others & set([each for each in near if each != own][:k]))
-        wanted += len(true_others)
-    return hits / max(1, wanted)
+    hits = total = 0
+    for query, near, true in zip(query_ids.tolist(), retrieved.tolist(), truth.tolist()):
+        true_others = set([image for image in true if image not in (query, -1)][:k])
+        hits += len(true_others & set([image for image in near if image != query][:k]))
+        total += len(true_others)
+    return hits / max(1, total)
 
 
-def _caught_up(catalogue: Catalogue) -> tuple["faiss.IndexIDMap", int]:
-    """The stored codes with those of new images added, and how many images there were when they were learnt.
+def _up_to_date(catalogue: Catalogue) -> tuple["faiss.IndexIDMap", int]:
+    """The stored codes plus those of new images, and the number of images at the time the quantizer was trained.
 
-    They are learnt anew where the index has outgrown them or holds none of the images any more; where too many are of removed
-    images, all are written anew.
+    The quantizer is trained again if the index has outgrown it or no coded image is left; if too many codes belong to removed
+    images, all are rewritten.
     """
-    ids, dim, learnt_at = catalogue.ids(), catalogue.get("dim"), catalogue.get("learnt_at", 0)
+    ids, dim, trained_at = catalogue.ids(), catalogue.get("dim"), catalogue.get("learnt_at", 0)
     index = _read(catalogue.folder / FILE, dim)
     coded = np.empty(0, np.int64) if index is None else faiss.vector_to_array(index.id_map)
     live = int(np.isin(coded, ids, assume_unique=True).sum())
-    if index is None or not live or len(ids) > GROWTH * learnt_at:
-        index, coded, learnt_at = _learnt(catalogue, ids, dim), np.empty(0, np.int64), len(ids)
+    if index is None or not live or len(ids) > GROWTH * trained_at:
+        index, coded, trained_at = _trained(catalogue, ids, dim), np.empty(0, np.int64), len(ids)
     elif len(coded) - live > STALE * len(coded):
-        index.reset()  # keeps what was learnt
+        index.reset()  # keeps the trained quantizer
         coded = np.empty(0, np.int64)
     new = np.setdiff1d(ids, coded, assume_unique=True)
     for start in range(0, len(new), CHUNK):
-        some = new[start : start + CHUNK]
-        index.add_with_ids(catalogue.vectors(some), some)
-    return index, learnt_at
+        chunk = new[start : start + CHUNK]
+        index.add_with_ids(catalogue.vectors(chunk), chunk)
+    return index, trained_at
 
 
 def _read(path: Path, dim: int) -> "faiss.IndexIDMap | None":
-    """The stored codes; None if there are none or they cannot be read: they can always be made again."""
+    """The stored codes; None if there are none or they cannot be read, since they can always be computed again."""
     if not path.exists():
         return None
     try:
@@ -183,19 +180,19 @@ def _read(path: Path, dim: int) -> "faiss.IndexIDMap | None":
     return index if isinstance(index, faiss.IndexIDMap) and index.d == dim else None
 
 
-def _learnt(catalogue: Catalogue, ids: np.ndarray, dim: int) -> "faiss.IndexIDMap":
+def _trained(catalogue: Catalogue, ids: np.ndarray, dim: int) -> "faiss.IndexIDMap":
     parts = dim // 2 if dim % 2 == 0 else dim
-    made = faiss.index_factory(dim, f"PQ{parts}x4fs,Refine(SQfp16)", faiss.METRIC_INNER_PRODUCT)
-    some = np.sort(np.random.default_rng(0).choice(ids, min(TRAINED_ON, len(ids)), replace=False))
-    made.train(catalogue.vectors(some))
-    index = faiss.IndexIDMap(made)
-    made.this.disown()  # the map frees it
+    quantizer = faiss.index_factory(dim, f"PQ{parts}x4fs,Refine(SQfp16)", faiss.METRIC_INNER_PRODUCT)
+    sample = np.sort(np.random.default_rng(0).choice(ids, min(TRAINED_ON, len(ids)), replace=False))
+    quantizer.train(catalogue.vectors(sample))
+    index = faiss.IndexIDMap(quantizer)
+    quantizer.this.disown()  # the map frees it
     index.own_fields = True
     return index
 
 
 def _best(queries: np.ndarray, ids: np.ndarray, vectors: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """The k nearest of some vectors, exactly."""
+    """The k nearest of some vectors, by exact search."""
     if not len(ids):
         return _nothing(len(queries), k)
     similarity, place = faiss.knn(queries, vectors, min(k, len(ids)), metric=faiss.METRIC_INNER_PRODUCT)
@@ -203,13 +200,13 @@ def _best(queries: np.ndarray, ids: np.ndarray, vectors: np.ndarray, k: int) -> 
 
 
 def _sorted(similarity: np.ndarray, ids: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """The first k of each row, best first."""
+    """The k most similar of each row, most similar first."""
     order = np.argsort(-similarity, axis=1, kind="stable")[:, :k]
     return np.take_along_axis(similarity, order, 1), np.take_along_axis(ids, order, 1)
 
 
 def _filled(similarity: np.ndarray, ids: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of k, in the order of similarity and, where that is equal, of the ids."""
+    """Rows padded to k, ordered by similarity and, for equal similarities, by id."""
     short = ((0, 0), (0, max(0, k - ids.shape[1])))
     similarity = np.pad(similarity, short, constant_values=-np.inf)
     ids = np.pad(ids, short, constant_values=-1)

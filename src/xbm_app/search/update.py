@@ -1,13 +1,13 @@
-"""Brings an index in line with its images: what is new or changed is embedded, what is gone is removed, the rest is left alone.
+"""Updates an index from a folder or table of images: new and changed images are embedded, missing ones are removed.
 
-Images are added a batch at a time, each batch whole or not at all, so that a killed run goes on where it stopped.
+Images are added one batch per transaction, so that a killed update continues where it stopped.
 """
 
 import fcntl
 import hashlib
 import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,21 +16,23 @@ import numpy as np
 from PIL import Image
 
 from xbm.errors import InputError
-from xbm_app.data.images import ImageSet, readable
-from xbm_app.search.catalogue import FILE, Catalogue, Known
-from xbm_app.search.sources import Entry, Tell, entries_of, root_of
-from xbm_app.search.threads import quickest_threads
+from xbm_app.data.images import ImageSet, Row, image_files, readable
+from xbm_app.data.own_images import read_records, row_of
+from xbm_app.search.catalogue import FILE, TABLES, Catalogue, Entry, Known, model_file, root_of
+from xbm_app.search.searcher import quickest_threads
 from xbm_app.train.checkpoint import write_checkpoint
 from xbm_app.train.config import to_dict
 from xbm_app.train.load import Embedder, load
 
-BATCH = 64  # images embedded, and written, at once
-THUMBNAIL = 192  # pixels, of the longer side
+BATCH = 64  # images that are embedded and written at once
+THUMBNAIL = 192  # pixels of the longer side
+
+Tell = Callable[[InputError], None]
 
 
 @dataclass(frozen=True)
 class Changes:
-    """How many images an update found in which state."""
+    """How many images an update added, embedded again, removed, kept and could not read."""
 
     new: int = 0
     changed: int = 0
@@ -40,14 +42,14 @@ class Changes:
 
 
 def update(run: Path, source: Path, out: Path, tell: Tell, quiet: bool = False) -> Changes:
-    """Makes the index in `out` hold the images of `source` as the model of `run` embeds them.
+    """Updates the index in `out` to contain the images of `source`, embedded by the model of `run`.
 
     Args:
-        source: a folder of images, or a table that names them.
-        tell: is given a sentence for every image or row that is left out.
+        source: a folder of images, or a table of image paths.
+        tell: called with an error for every image or row that is skipped.
 
     Raises:
-        InputError: `out` holds something else, or another process is writing to it.
+        InputError: `out` contains something else, or another process is writing to it.
     """
     entries = entries_of(source, tell)
     model = load(run)
@@ -64,7 +66,7 @@ def update(run: Path, source: Path, out: Path, tell: Tell, quiet: bool = False) 
         todo = [*changed, *new]
         unreadable = _embed(catalogue, model, root_of(source), todo, known, tell, quiet) if todo else 0
         if not len(catalogue):
-            raise InputError(f"none of the images of {source} can be read: mend them, or give another folder")
+            raise InputError(f"none of the images of {source} can be read: give another folder")
     return Changes(len(new), len(changed), len(gone), len(kept) - len(changed), unreadable)
 
 
@@ -77,15 +79,15 @@ def _embed(
     tell: Tell,
     quiet: bool,
 ) -> int:
-    """Embeds and adds images, batch by batch; returns how many could not be read."""
+    """Embeds and adds images batch by batch; returns how many could not be read."""
 
-    def prepared(image: Image.Image) -> tuple[np.ndarray, bytes]:
+    def prepare(image: Image.Image) -> tuple[np.ndarray, bytes]:
         return model.view(image), thumbnail(image)
 
     unreadable = 0
     with quickest_threads(model, min(BATCH, 8)):
-        for made, failed in readable(_images(root, entries), prepared, model.decoded_side, BATCH, quiet):
-            vectors = model.embed_views([view for view, _ in made.values()]).numpy() if made else None
+        for prepared, failed in readable(_images(root, entries), prepare, model.decoded_side, BATCH, quiet):
+            vectors = model.embed_views([view for view, _ in prepared.values()]).numpy() if prepared else None
             unreadable += len(failed)
             with catalogue.change():
                 for index, error in failed.items():
@@ -93,7 +95,7 @@ def _embed(
                     key = entries[index].key
                     catalogue.remove([known[key].id] if key in known else [])
                 if vectors is not None:
-                    catalogue.add([entries[index] for index in made], vectors, [small for _, small in made.values()])
+                    catalogue.add([entries[index] for index in prepared], vectors, [webp for _, webp in prepared.values()])
     return unreadable
 
 
@@ -109,41 +111,36 @@ def _images(root: Path, entries: Sequence[Entry]) -> ImageSet:
     )
 
 
-def model_file(folder: Path, digest: str) -> Path:
-    """Where an index keeps the weights that its vectors were made with."""
-    return folder / f"model-{digest}.pt"
-
-
 @contextmanager
 def _writing(out: Path) -> Iterator[Catalogue]:
-    """The catalogue in `out`, for one process at a time; the lock ends with the process, however that ends."""
-    if out.is_dir() and not (out / FILE).exists() and any(each.name != "lock" for each in out.iterdir()):
-        raise InputError(f"{out} is not empty and not an index: give another --out")
+    """The catalogue in `out`, locked for this process; the lock ends with the process, even if it is killed."""
+    if out.is_dir() and not (out / FILE).exists() and any(path.name != "lock" for path in out.iterdir()):
+        raise InputError(f"{out} is neither empty nor an index: give another --out")
     out.mkdir(parents=True, exist_ok=True)
     with (out / "lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             raise InputError(f"another `xbm index` is writing to {out}: wait for it, or give another --out") from None
         with closing(Catalogue(out, write=True)) as catalogue:
             yield catalogue
 
 
 def _claim(catalogue: Catalogue, run: Path, source: Path, model: Embedder, tell: Tell) -> None:
-    """Says what the index is of, or checks that it is of the same; another state of the same run empties it."""
+    """Records run, source and model of the index, or checks them; other weights of the same run empty the index."""
     digest = fingerprint(model)
     origin = {"source": str(source.resolve()), "run": str(run.resolve())}
-    for name, where in origin.items():
+    for name, path in origin.items():
         before = catalogue.get(name)
-        if before not in (None, where):
-            raise InputError(f"{catalogue.folder} is an index of the {name} {before}, not of {where}: give another --out")
+        if before not in (None, path):
+            raise InputError(f"{catalogue.folder} is an index of the {name} {before}, not of {path}: give another --out")
     old = catalogue.get("model")
     if old == digest:
         return
     state = {"config": to_dict(model.config), "classes": [], "step": model.step, "model": model.model.state_dict()}
     write_checkpoint(model_file(catalogue.folder, digest), state)
     if old is not None:
-        tell(InputError(f"{run} has other weights than when {catalogue.folder} was made: all images are embedded again"))
+        tell(InputError(f"the weights of {run} have changed since {catalogue.folder} was made: all images are embedded again"))
     with catalogue.change():
         catalogue.remove(catalogue.ids().tolist())
         for key, value in {**origin, "model": digest, "dim": model.dim}.items():
@@ -154,7 +151,7 @@ def _claim(catalogue: Catalogue, run: Path, source: Path, model: Embedder, tell:
 
 
 def fingerprint(model: Embedder) -> str:
-    """Of all that a vector depends on besides the image: weights and preparation."""
+    """A hash of everything that a vector depends on besides the image: weights and preprocessing."""
     digest = hashlib.sha256(json.dumps([to_dict(model.config)["model"], repr(model.augmentation)]).encode())
     for name, value in sorted(model.model.state_dict().items()):
         digest.update(name.encode() + value.cpu().contiguous().numpy().tobytes())
@@ -162,9 +159,57 @@ def fingerprint(model: Embedder) -> str:
 
 
 def thumbnail(image: Image.Image) -> bytes:
-    """The image made small, as WebP."""
+    """A small version of the image, as WebP."""
     small = image.copy()
     small.thumbnail((THUMBNAIL, THUMBNAIL))
     file = io.BytesIO()
     small.save(file, "WEBP", quality=80, method=2)
     return file.getvalue()
+
+
+# ------------------------------------------------------------------ what is to be indexed
+
+
+def entries_of(source: Path, tell: Tell) -> list[Entry]:
+    """The images of a folder and its subfolders, labeled by folder, or of a CSV or Parquet table with path and label.
+
+    Args:
+        tell: called with an error for every row or file that is skipped.
+
+    Raises:
+        InputError: there is no image at all, so that a disk that is not mounted never empties an index.
+    """
+    if source.is_dir():
+        rows: Iterable[Row] = [Row(path, path.rpartition("/")[0], str(source / path)) for path in image_files(source)]
+    elif source.suffix.lower() in TABLES:
+        rows = _table(source, tell)
+    else:
+        raise InputError(f"{source} is neither a folder nor a .csv or .parquet table")
+    root, entries = root_of(source), dict[tuple[str, str], Entry]()
+    for row in rows:
+        try:
+            entry = _entry(root, row)
+        except InputError as error:
+            tell(error)
+            continue
+        if entries.setdefault(entry.key, entry) is not entry:
+            tell(InputError(f"{row.where}: {row.path} is listed twice: the first entry counts"))
+    if not entries:
+        raise InputError(f"{source} contains no images that can be indexed (jpg, png, webp, ...)")
+    return list(entries.values())
+
+
+def _table(table: Path, tell: Tell) -> Iterable[Row]:
+    for where, record in read_records(table, tell):
+        try:
+            yield row_of(record, where, labelled=False)
+        except InputError as error:
+            tell(error)
+
+
+def _entry(root: Path, row: Row) -> Entry:
+    try:
+        stat = (root / row.path).stat()
+    except OSError:
+        raise InputError(f"{row.where}: {row.path} does not exist: it is skipped") from None
+    return Entry(row.path, row.label, stat.st_size, stat.st_mtime_ns, row.box)

@@ -1,1 +1,1 @@
-"""A web page and an API to search an index with, for one person's machine."""
+"""The search server: a web page and an API for an index, meant for one person's machine."""

@@ -26,7 +26,7 @@ from paper.study import Study
 from tests.paper.made_up import CARS, carry_out
 from tests.tiny import draw_photos, tiny_config
 from xbm_app.models import build_model
-from xbm_app.report.drift_curves import drift_panel, drift_table
+from xbm_app.report.printed_figures import drift_panel, drift_table
 from xbm_app.train.config import override
 
 STEPS = [float(t) for t in range(99, 1000, 100)]

@@ -29,7 +29,7 @@ def test_the_table_the_figures_and_the_page(tmp_path, monkeypatch):
         return out
 
     monkeypatch.setattr(demo, "run_demo", run_demo)
-    monkeypatch.setattr("xbm_app.report.runs.report_runs", report_runs)
+    monkeypatch.setattr("xbm_app.report.run_folders.report_runs", report_runs)
     code, out, err = xbm("demo", "--out", tmp_path / "d", "--seeds", 2, "--json", tmp_path / "new" / "figures.json")
     assert code == 0, err
     assert asked == {

@@ -48,9 +48,9 @@ def test_a_broken_query_is_told_and_the_others_are_answered(index, own_photos, t
         "search", index, tmp_path / "text.jpg", own_photos / "class_04" / "3.png", tmp_path / "no.png", "--json"
     )
     assert code == 2 and len(json.loads(out)) == 1
-    assert err.count("\n") == 2 and "text.jpg cannot be read as an image" in err and "no.png is missing" in err
+    assert err.count("\n") == 2 and "text.jpg cannot be read as an image" in err and "no.png does not exist" in err
 
 
 def test_what_is_no_index_says_so(searchable, own_photos):
     code, _, err = xbm("search", searchable, own_photos / "class_04" / "3.png")
-    assert code == 2 and "is no index: make one with `xbm index" in err and err.count("\n") == 1
+    assert code == 2 and "is not an index: make one with `xbm index" in err and err.count("\n") == 1

@@ -1,9 +1,11 @@
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
-from xbm_app.export.formats import record, run_onnx, run_program, write_onnx, write_program
+from xbm_app.export.formats import Portable, record, run_onnx, run_program, windows, write_onnx, write_program
 from xbm_app.models import build_model
+from xbm_app.train.load import load
 
 
 class Bytes(torch.nn.Module):
@@ -52,3 +54,32 @@ def test_the_file_says_how_images_are_prepared(exported):
     assert (given.name, given.type, given.shape[1:]) == ("pixels", "tensor(uint8)", [1, 16, 16])
     assert (made.name, made.type, made.shape[1]) == ("embedding", "tensor(float)", 12)
     assert isinstance(given.shape[0], str)
+
+
+# ------------------------------------------------------------------ the exported model
+
+
+def test_bytes_in_the_runs_own_embeddings_out(searchable, own_photos):
+    embedder = load(searchable)
+    views = [embedder.view(Image.open(path).convert("RGB")) for path in sorted(own_photos.rglob("*.png"))[:9]]
+    pixels = torch.from_numpy(windows(embedder, views))
+    assert pixels.dtype == torch.uint8 and pixels.shape == (9, 1, 16, 16)
+    with torch.no_grad():
+        found = Portable(embedder)(pixels)
+    assert torch.allclose(found, embedder.embed_views(views), atol=1e-5)
+    assert torch.allclose(found.norm(dim=1), torch.ones(9), atol=1e-5)
+
+
+def test_the_window_is_the_centre_as_in_testing(searchable):
+    embedder = load(searchable)
+    view = np.arange(20 * 26, dtype=np.uint8).reshape(20, 26, 1)
+    (window,) = windows(embedder, [view])
+    assert np.array_equal(window[0], view[2:18, 5:21, 0])
+    offset, gain = (each.numpy() for each in (Portable(embedder).offset, Portable(embedder).gain))
+    assert np.array_equal((window - offset) * gain, embedder.pixels([view])[0].numpy())
+
+
+def test_the_run_itself_is_left_as_it_was(searchable):
+    embedder = load(searchable)
+    Portable(embedder).model.head.bias.data += 1
+    assert torch.equal(embedder.model.head.bias, load(searchable).model.head.bias)

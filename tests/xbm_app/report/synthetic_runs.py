@@ -8,7 +8,7 @@ import matplotlib
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from xbm_app.report import Doubtful, Match, Mined, Query, RunView, Trace
+from xbm_app.report.groups import Doubtful, Match, Mined, Query, RunView, Trace
 
 LOOK_ALIKES = [
     "ОQΘÖØD",

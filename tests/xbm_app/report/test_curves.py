@@ -1,9 +1,8 @@
 import numpy as np
 import pytest
 
-from xbm_app.report import RunView, Trace
 from xbm_app.report.curves import drift, negatives
-from xbm_app.report.groups import group_runs
+from xbm_app.report.groups import RunView, Trace, group_runs
 
 
 def groups(**series):
@@ -15,9 +14,9 @@ def groups(**series):
 @pytest.mark.parametrize(
     ("batch", "memory", "told"),
     [
-        (4, 200, "4 a step from the batch and 200 from the memory, 50 times as many."),
-        (40, 20, "40 a step from the batch and 20 from the memory."),
-        (0, 20, "0 a step from the batch and 20 from the memory."),
+        (4, 200, "4 per step from the batch and 200 from the memory, 50 times as many."),
+        (40, 20, "40 per step from the batch and 20 from the memory."),
+        (0, 20, "0 per step from the batch and 20 from the memory."),
     ],
 )
 def test_sources_are_compared_only_where_the_memory_gives_more(batch, memory, told):
@@ -27,7 +26,7 @@ def test_sources_are_compared_only_where_the_memory_gives_more(batch, memory, to
 def test_drift_is_said_to_come_down_only_where_it_does():
     falling, level = np.linspace(1.0, 0.2, 20), np.full(20, 0.5)
     assert "Δt = 100: down from a peak of 1.00" in drift(groups(drift_100=falling))
-    assert "Δt = 100: 0.50 in the last quarter, not below its peak" in drift(groups(drift_100=level))
+    assert "Δt = 100: 0.50 in the last quarter, not much below its peak" in drift(groups(drift_100=level))
 
 
 def test_what_was_not_measured_has_no_figure():

@@ -1,12 +1,73 @@
+import base64
+import io
+
 import numpy as np
+import pytest
+from PIL import Image
 
-from xbm_app.report import Doubtful, Match, Mined, Query, RunView
-from xbm_app.report.galleries import doubts, mining, retrieval
-from xbm_app.report.groups import compare, group_runs
-from xbm_app.report.pictures import Encoder
+from xbm.errors import InputError
+from xbm_app.report.galleries import Encoder, doubtful_row, doubts, mined_row, mining, query_row, retrieval
+from xbm_app.report.groups import Doubtful, Match, Mined, Query, RunView, compare, group_runs
 
-ENCODE = Encoder(8, 50)
-GREY = np.full((5, 7), 128, np.uint8)
+ENCODE = Encoder(40, 60)
+GREY = np.full((31, 17), 128, np.uint8)
+
+
+def opened(uri):
+    return Image.open(io.BytesIO(base64.b64decode(uri.removeprefix("data:image/webp;base64,"))))
+
+
+@pytest.mark.parametrize(
+    ("picture", "size"),
+    [
+        (GREY, (17, 31)),
+        (np.zeros((200, 100, 3), np.uint8), (20, 40)),
+        (Image.new("RGBA", (80, 20)), (40, 10)),
+        (Image.new("P", (5, 7)), (5, 7)),
+    ],
+)
+def test_pictures_of_any_kind_are_shrunk_and_never_enlarged(picture, size):
+    assert opened(ENCODE(picture)).size == size
+
+
+def test_a_picture_that_is_given_is_left_as_it_was():
+    image = Image.new("RGB", (300, 300))
+    ENCODE(image)
+    assert image.size == (300, 300)
+
+
+@pytest.mark.parametrize("picture", [np.zeros((4, 4)), np.zeros((4, 4, 4), np.uint8), np.zeros(4, np.uint8)])
+def test_an_array_that_is_no_picture_is_refused(picture):
+    with pytest.raises(InputError, match="uint8, got"):
+        ENCODE(picture)
+
+
+def test_right_and_wrong_differ_by_frame_by_sign_and_in_words():
+    query = Query("q<1>", GREY, [Match(GREY, 0.9, True), Match(GREY, -0.12, False)])
+    row = query_row(query, [("without memory", query), ("with memory", query)], ENCODE)
+    assert row.count('class="frame right"') == row.count('href="#check"') == row.count("rank 1: right class") == 2
+    assert row.count('class="frame wrong"') == row.count('href="#cross"') == row.count("rank 2: wrong class") == 2
+    assert "0.90" in row and "−0.12" in row
+    assert "query q&lt;1&gt;" in row
+
+
+def test_negatives_stand_by_similarity_and_their_source_is_told():
+    mined = Mined(GREY, None, [], [Match(GREY, s) for s in (0.61, 0.93, 0.72)])
+    row = mined_row(mined, 1, ENCODE)
+    assert row.index("0.93") < row.index("0.72") < row.index("0.61")
+    assert "no valid negative" in row and row.count('class="frame memory"') == 3 and 'class="frame batch"' not in row
+
+
+def test_a_label_in_doubt_stands_between_its_class_and_the_one_it_lies_among():
+    row = doubtful_row(Doubtful("a<1>.png", GREY, "ca<t", "dog", [], [Match(GREY, s) for s in (0.9, -0.12)]), ENCODE)
+    labelled, among = (row.index(words) for words in ("labeled <b>ca&lt;t</b>", "nearest class <b>dog</b>"))
+    assert row.index("image a&lt;1&gt;.png") < labelled < row.index("no other image") < among < row.index("0.90")
+    assert row.count('alt="of dog"') == 2 and "−0.12" in row
+
+
+def test_no_more_than_eight_pictures_stand_in_a_row():
+    query = Query("q", GREY, [Match(GREY, 0.5, True)] * 30)
+    assert query_row(query, [("nearest first", query)], ENCODE).count("<img") == 1 + 8
 
 
 def made(group, memory, recall, keys=(), mined=(), doubtful=()):

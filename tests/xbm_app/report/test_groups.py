@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from xbm.errors import InputError
-from xbm_app.report import RunView, Trace
-from xbm_app.report.groups import compare, group_runs, over, together
+from xbm_app.report.groups import RunView, Trace, compare, group_runs, together
 
 
 def runs(label, memory, values, loss="contrastive", reduction="mean", seeds=None):
@@ -13,18 +12,6 @@ def runs(label, memory, values, loss="contrastive", reduction="mean", seeds=None
         RunView(f"{label}-{s}", label, loss, memory, s, reduction, recall={} if math.isnan(v) else {"recall@1": v})
         for s, v in zip(seeds or range(len(values)), values)
     ]
-
-
-def test_mean_and_standard_error_are_those_of_the_textbook():
-    stat = over([0.60, 0.62, 0.67])
-    assert stat.mean == pytest.approx(0.63)
-    assert stat.error == pytest.approx(math.sqrt((0.03**2 + 0.01**2 + 0.04**2) / 2 / 3))
-    assert stat.count == 3
-
-
-def test_one_seed_has_no_standard_error_and_no_seed_no_mean():
-    assert math.isnan(over([0.5]).error) and over([0.5]).mean == 0.5
-    assert math.isnan(over([]).mean)
 
 
 def test_the_error_of_a_gain_is_taken_seed_by_seed():
@@ -116,7 +103,7 @@ def test_settled_is_the_median_of_the_last_quarter():
 
 
 def test_a_series_of_another_length_than_its_steps_is_refused():
-    with pytest.raises(InputError, match="3 steps but 2 values of loss"):
+    with pytest.raises(InputError, match="loss must be empty or have one value per step"):
         Trace(step=np.arange(3), loss=np.zeros(2))
 
 

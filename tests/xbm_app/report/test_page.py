@@ -7,8 +7,9 @@ import pytest
 
 from tests.xbm_app.report.synthetic_runs import demo, run
 from xbm.errors import InputError
-from xbm_app.report import Match, Query, RunView, Trace, write_report
 from xbm_app.report import page as pages
+from xbm_app.report.groups import Match, Query, RunView, Trace
+from xbm_app.report.page import write_report
 
 
 class Outline(HTMLParser):

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from xbm.errors import InputError
-from xbm_app.search.catalogue import FILE, Catalogue, Item, Known
-from xbm_app.search.sources import Entry
+from xbm_app.search.catalogue import FILE, Catalogue, Entry, Item, Known
 
 
 def entry(path, label="a", size=1, time=1, box=None):
@@ -72,16 +71,16 @@ def test_what_is_unwritten_at_a_kill_is_not_there(catalogue, tmp_path):
 
 
 def test_many_ids_are_asked_for_in_pieces(catalogue, monkeypatch):
-    monkeypatch.setattr("xbm_app.search.catalogue.AT_ONCE", 2)
+    monkeypatch.setattr("xbm_app.search.catalogue.IDS_PER_QUERY", 2)
     assert np.array_equal(catalogue.vectors(np.array([2, 3, 1, 2])), np.eye(3)[[1, 2, 0, 1]])
     assert np.array_equal(catalogue.vectors(np.array([9, 1])), [[0, 0, 0], [1, 0, 0]])
 
 
 def test_a_folder_that_is_no_index_says_so(tmp_path):
-    with pytest.raises(InputError, match="is no index: make one with `xbm index"):
+    with pytest.raises(InputError, match="is not an index: make one with `xbm index"):
         Catalogue(tmp_path)
     (tmp_path / FILE).touch()
-    with pytest.raises(InputError, match="never begun"):
+    with pytest.raises(InputError, match="without any content"):
         Catalogue(tmp_path)
     (tmp_path / FILE).write_bytes(b"no database" * 100)
     with pytest.raises(InputError, match="cannot be read"):
@@ -90,21 +89,21 @@ def test_a_folder_that_is_no_index_says_so(tmp_path):
 
 def test_an_index_of_another_format_is_refused(catalogue, tmp_path):
     catalogue.set("format", 99)
-    with pytest.raises(InputError, match="has format 99"):
+    with pytest.raises(InputError, match="format 99"):
         Catalogue(tmp_path)
 
 
 def test_a_full_disk_is_one_sentence_and_harms_nothing(catalogue):
-    catalogue._ask("PRAGMA max_page_count = 12")
+    catalogue._rows("PRAGMA max_page_count = 12")
     many = [entry(f"{k}.png") for k in range(500)]
 
     def fill():
         with catalogue.change():
             catalogue.add(many, np.ones((500, 3)), [bytes(1000)] * 500)
 
-    with pytest.raises(InputError, match=r"full.*what is there is unharmed: make room"):
+    with pytest.raises(InputError, match=r"full.*the index is unchanged: free some space"):
         fill()
     assert len(catalogue) == 3
-    catalogue._ask("PRAGMA max_page_count = 100000")
+    catalogue._rows("PRAGMA max_page_count = 100000")
     fill()
     assert len(catalogue) == 503

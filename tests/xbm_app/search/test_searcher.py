@@ -1,12 +1,15 @@
 import shutil
+import time
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from xbm.errors import InputError
 from xbm_app.search.catalogue import Catalogue
-from xbm_app.search.searcher import MOST, Searcher, find_index, shown_path
+from xbm_app.search.searcher import MOST, Searcher, find_index, quickest_threads, shown_path
+from xbm_app.train.load import Embedder, load
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +41,7 @@ def test_a_label_narrows_the_search(searcher):
 
 @pytest.mark.parametrize("top", [0, MOST + 1])
 def test_no_or_too_many_results_are_refused(searcher, top):
-    with pytest.raises(InputError, match="ask for 1 to 1000"):
+    with pytest.raises(InputError, match="must be 1 to 1000"):
         searcher.like(1, top)
 
 
@@ -52,7 +55,7 @@ def test_a_query_that_is_no_image_is_one_sentence(searcher, tmp_path):
     (tmp_path / "text.jpg").write_text("text")
     with pytest.raises(InputError, match=r"text.jpg cannot be read as an image"):
         searcher.open(tmp_path / "text.jpg")
-    with pytest.raises(InputError, match="is missing: give the path of an image"):
+    with pytest.raises(InputError, match="does not exist: give the path of an image"):
         searcher.open(tmp_path / "none.jpg")
 
 
@@ -71,7 +74,7 @@ def test_a_run_folder_stands_for_the_index_in_it(tmp_path):
 
 def test_an_index_without_images_says_so(tmp_path):
     Catalogue(tmp_path, write=True).close()
-    with pytest.raises(InputError, match="holds no image yet"):
+    with pytest.raises(InputError, match="contains no images yet"):
         Searcher(tmp_path)
 
 
@@ -79,3 +82,34 @@ def test_paths_are_shown_so_that_they_can_be_opened_from_here(tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     assert shown_path(tmp_path / "photos", "a/b.png") == "photos/a/b.png"
     assert shown_path(tmp_path.parent / "other", "a.png") == str(tmp_path.parent / "other" / "a.png")
+
+
+# ------------------------------------------------------------------ threads
+
+
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("quick", [1, 2])
+def test_the_faster_number_is_chosen_and_given_back(searchable, monkeypatch, two_threads, quick):
+    model = load(searchable, device="cpu")
+    slowed = lambda self, views: time.sleep(0.001 if torch.get_num_threads() == quick else 0.1)  # noqa: E731
+    monkeypatch.setattr(Embedder, "embed_views", slowed)
+    with quickest_threads(model, batch=3) as chosen:
+        assert chosen == quick == torch.get_num_threads()
+    assert torch.get_num_threads() == 2
+
+
+def test_one_thread_leaves_no_choice(searchable, monkeypatch):
+    model = load(searchable, device="cpu")
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    monkeypatch.setattr(Embedder, "embed_views", lambda *_: pytest.fail("measured"))
+    with quickest_threads(model, batch=3) as chosen:
+        assert chosen == 1
+    torch.set_num_threads(before)

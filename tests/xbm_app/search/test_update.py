@@ -17,8 +17,8 @@ from PIL import Image
 from tests.tiny import draw_photos
 from xbm.errors import InputError
 from xbm_app.search import update as module
-from xbm_app.search.catalogue import Catalogue
-from xbm_app.search.update import Changes, fingerprint, thumbnail, update
+from xbm_app.search.catalogue import Catalogue, root_of
+from xbm_app.search.update import Changes, entries_of, fingerprint, thumbnail, update
 from xbm_app.train.load import Embedder, load
 
 
@@ -116,7 +116,7 @@ def test_a_run_with_other_weights_embeds_everything_again(searchable, photos, tm
     for path in (run / "checkpoints").glob("*.pt"):
         torch.save(state, path)
     changes, told = told_by(run, photos, out)
-    assert changes == Changes(new=72) and "has other weights" in told[0]
+    assert changes == Changes(new=72) and "have changed" in told[0]
     assert all(np.allclose(vector, -before[path][1], atol=1e-5) for path, (_, vector) in content(out).items())
     assert len(list(out.glob("model-*.pt"))) == 1
 
@@ -130,7 +130,7 @@ def test_an_index_of_something_else_is_not_touched(searchable, photos, made_inde
         told_by(run, Path(Catalogue(made_index).get("source")), made_index)
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "letter.txt").write_text("dear")
-    with pytest.raises(InputError, match="not empty and not an index"):
+    with pytest.raises(InputError, match="neither empty nor an index"):
         told_by(searchable, photos, tmp_path / "home")
     assert same(before, content(made_index))
 
@@ -140,7 +140,7 @@ def test_a_folder_that_lost_all_its_images_does_not_empty_the_index(searchable, 
     told_by(searchable, photos, out)
     photos.rename(tmp_path / "away")
     photos.mkdir()
-    with pytest.raises(InputError, match="holds no images"):
+    with pytest.raises(InputError, match="contains no images"):
         told_by(searchable, photos, out)
     assert len(content(out)) == 72
 
@@ -229,3 +229,65 @@ def test_thumbnails_are_small_and_keep_their_shape():
     image = Image.open(io.BytesIO(thumbnail(Image.new("RGB", (1000, 500), "red"))))
     assert (image.format, image.size) == ("WEBP", (192, 96))
     assert Image.open(io.BytesIO(thumbnail(Image.new("RGB", (30, 20))))).size == (30, 20)
+
+
+# ------------------------------------------------------------------ what is to be indexed
+
+
+@pytest.fixture
+def few_photos(tmp_path):
+    for name in ("cats/1.png", "cats/old/2.jpg", "loose.png"):
+        (tmp_path / "photos" / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (20, 20)).save(tmp_path / "photos" / name)
+    return tmp_path / "photos"
+
+
+def entries_and_notes(source):
+    told = []
+    entries = entries_of(source, lambda error: told.append(str(error)))
+    return entries, told
+
+
+def test_in_a_folder_the_label_is_the_folder(few_photos):
+    (few_photos / "notes.txt").write_text("no image")
+    entries, told = entries_and_notes(few_photos)
+    assert {entry.path: entry.label for entry in entries} == {
+        "cats/1.png": "cats",
+        "cats/old/2.jpg": "cats/old",
+        "loose.png": "",
+    }
+    assert told == [] and root_of(few_photos) == few_photos
+    stat = (few_photos / "loose.png").stat()
+    (loose,) = [entry for entry in entries if entry.path == "loose.png"]
+    assert (loose.size, loose.time, loose.key) == (stat.st_size, stat.st_mtime_ns, ("loose.png", ""))
+
+
+def test_of_a_table_the_bad_rows_are_told_and_the_rest_is_entries_and_notes(few_photos):
+    table = few_photos / "list.csv"
+    rows = ["path,label", "cats/1.png,tom", "gone.png,tom", "loose.png,", "cats/1.png,tom", "../x.png,tom", "a,b,c", ",tom"]
+    table.write_text("\n".join(rows))
+    entries, told = entries_and_notes(table)
+    assert [(entry.path, entry.label) for entry in entries] == [("cats/1.png", "tom"), ("loose.png", "")]
+    assert [text.split(": ")[0].rpartition(", ")[2] for text in told] == ["line 3", "line 5", "line 6", "line 7", "line 8"]
+    for note, words in zip(told, ["gone.png does not exist", "listed twice", "leads out", "3 fields"]):
+        assert words in note
+    assert root_of(table) == few_photos
+
+
+def test_boxes_make_several_images_of_one_picture(few_photos):
+    table = few_photos / "list.csv"
+    table.write_text("path,label,left,top,right,bottom\nloose.png,a,0,0,9,9\nloose.png,b,5,5,20,20\nloose.png,c,5,5,5,9\n")
+    entries, told = entries_and_notes(table)
+    assert [entry.key for entry in entries] == [("loose.png", "0,0,9,9"), ("loose.png", "5,5,20,20")]
+    assert len(told) == 1 and "is empty" in told[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("nowhere", "neither a folder nor"), ("empty", "contains no images"), ("none.csv", "contains no images")],
+)
+def test_nothing_to_index_is_an_error(tmp_path, name, message):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "none.csv").write_text("path,label\nx.png,a\n")
+    with pytest.raises(InputError, match=message):
+        entries_and_notes(tmp_path / name)

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import uvicorn
 
 from xbm_app.search.searcher import Searcher
-from xbm_app.serve.app import create_app
-from xbm_app.serve.run import access_to, listen
+from xbm_app.serve.access import access_to, listen
+from xbm_app.serve.server import create_app
 
 
 def running(searchers: list[Searcher]) -> Iterator[str]:

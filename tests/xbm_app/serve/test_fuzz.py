@@ -13,8 +13,8 @@ from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import content_type_conformance, response_schema_conformance, status_code_conformance
 from starlette.testclient import TestClient
 
-from xbm_app.serve.app import create_app
-from xbm_app.serve.run import access_to
+from xbm_app.serve.access import access_to
+from xbm_app.serve.server import create_app
 from xbm_app.serve.uploads import FORMATS
 
 CHECKS = [not_a_server_error, content_type_conformance, response_schema_conformance, status_code_conformance]

@@ -1,6 +1,6 @@
 """The README's picture of the search page, made as a reader would make it: glyphs, two runs, one click. Needs a Chromium.
 
-XBM_WRITE_DOCS=1 pytest -m slow tests/serve/test_readme_picture.py     # renews docs/search.png
+XBM_WRITE_DOCS=1 pytest -m slow tests/xbm_app/serve/test_readme_picture.py     # renews docs/search.png
 """
 
 import io

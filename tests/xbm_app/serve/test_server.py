@@ -1,13 +1,21 @@
 import io
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
 
 import pytest
 from PIL import Image
+from pydantic import BaseModel
 from starlette.testclient import TestClient
 
 from tests.xbm_app.serve.bombs import png_of_zeros, text_named_jpg
 from xbm.errors import InputError
-from xbm_app.serve.app import _stride, create_app
-from xbm_app.serve.run import access_to
+from xbm_app.serve import server
+from xbm_app.serve.access import access_to
+from xbm_app.serve.server import _stride, create_app
 
 
 @pytest.fixture(scope="module")
@@ -143,5 +151,51 @@ def test_the_page_is_served_with_what_it_needs_and_nothing_from_elsewhere(client
 
 @pytest.mark.parametrize("count", [0, 3])
 def test_one_or_two_indexes_can_be_shown(searchers, count):
-    with pytest.raises(InputError, match="give one, or two to compare"):
+    with pytest.raises(InputError, match="or two to compare, got"):
         create_app((searchers * 2)[:count], access_to("127.0.0.1", [], None))
+
+
+def test_the_description_names_every_answer_and_every_refusal(searchers):
+    client = TestClient(create_app(searchers, access_to("127.0.0.1", [], None)), base_url="http://localhost")
+    description = client.get("/api/openapi.json").json()
+    own = {name for name, kind in vars(server).items() if isinstance(kind, type) and kind.__module__ == server.__name__}
+    assert all(issubclass(vars(server)[name], BaseModel) for name in own)
+    assert own <= description["components"]["schemas"].keys() and len(own) > 8
+    assert description["paths"].keys() == {
+        "/api/health", "/api/about", "/api/labels", "/api/images", "/api/thumbnails/{run}/{image}", "/api/search",
+    }  # fmt: skip
+    for path, methods in description["paths"].items():
+        for operation in methods.values():
+            assert operation["description"], path
+            refusals = {status: each for status, each in operation["responses"].items() if status != "200"}
+            assert {"400", "401", "404", "413", "415", "422"} <= refusals.keys()
+            for each in refusals.values():
+                assert each["content"]["application/json"]["schema"] == {"$ref": "#/components/schemas/Error"}
+
+
+# ------------------------------------------------------------------ the process
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+def test_asked_to_end_it_still_answers_who_is_being_served(searchers, own_photos, end):
+    command = [sys.executable, "-m", "xbm", "serve", str(searchers[0].folder), "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        port = int(re.search(r"http://127\.0\.0\.1:(\d+)/", process.stdout.readline()).group(1))
+        content = (own_photos / "class_03" / "2.png").read_bytes()
+        body = b'--x\r\nContent-Disposition: form-data; name="image"; filename="a"\r\n\r\n' + content + b"\r\n--x--\r\n"
+        head = f"POST /api/search HTTP/1.1\r\nHost: localhost:{port}\r\nContent-Type: multipart/form-data; boundary=x\r\n"
+        with socket.create_connection(("127.0.0.1", port)) as caller:
+            caller.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body[:200])
+            time.sleep(1.5)  # so that it is being served, on a busy machine too
+            process.send_signal(end)
+            time.sleep(0.5)
+            caller.sendall(body[200:])
+            caller.settimeout(60)
+            answer = b"".join(iter(lambda: caller.recv(65536), b""))
+        assert answer.startswith(b"HTTP/1.1 200") and b"class_03/2.png" in answer
+        out, err = process.communicate(timeout=60)
+        assert (process.returncode, out, err) == (0, "stopped\n", "")
+    finally:
+        process.kill()
+        process.wait()

@@ -1,5 +1,4 @@
-from paper.page import drawn_from
-from xbm_app.report import panels
+from xbm_app.report.printed_figures import digest, draw, save
 
 LINES = [
     {"label": "a", "x": [16, 64, 256], "y": [1.0, 2.0, 3.0], "error": [0.1, 0.0, 0.2], "colour": 1, "dashed": True},
@@ -18,14 +17,14 @@ DATA = {
 
 def test_the_same_values_give_the_same_bytes_and_the_file_names_them(tmp_path):
     for name in ("a.svg", "b.svg"):
-        panels.save(DATA, tmp_path / "new" / name)
+        save(DATA, tmp_path / "new" / name)
     one, other = ((tmp_path / "new" / name).read_bytes() for name in ("a.svg", "b.svg"))
-    assert one == other and drawn_from(tmp_path / "new" / "a.svg") == panels.digest(DATA)
-    assert panels.digest({**DATA, "more": 1}) != panels.digest(DATA) and drawn_from(tmp_path / "none.svg") == ""
+    assert one == other and f"values {digest(DATA)}" in one.decode()
+    assert digest({**DATA, "more": 1}) != digest(DATA)
 
 
 def test_a_logarithmic_axis_has_plain_numbers():
-    figure = panels.draw({"panels": [{"title": "", "x": "", "y": "", "lines": [{"label": "", "x": [1, 2], "y": [0.15, 4]}],
+    figure = draw({"panels": [{"title": "", "x": "", "y": "", "lines": [{"label": "", "x": [1, 2], "y": [0.15, 4]}],
                                      "y_log": True}]})  # fmt: skip
     figure.canvas.draw()
     named = [tick.get_text() for tick in figure.axes[0].get_yticklabels(which="both") if tick.get_text()]
@@ -33,7 +32,7 @@ def test_a_logarithmic_axis_has_plain_numbers():
 
 
 def test_what_is_asked_for_is_drawn():
-    sizes, ratios, pairs, drift = panels.draw(DATA).axes
+    sizes, ratios, pairs, drift = draw(DATA).axes
     assert [line.get_label() for line in sizes.lines] == ["a", "b"] and sizes.lines[0].get_ydata().tolist() == [1, 2, 3]
     assert [tick.get_text() for tick in sizes.get_xticklabels()] == ["16", "64", "256"] and sizes.get_xscale() == "log"
     assert ratios.get_xscale() == "symlog" and ratios.get_legend() is None

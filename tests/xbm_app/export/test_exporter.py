@@ -1,4 +1,5 @@
 import os
+import shutil
 import subprocess
 import sys
 
@@ -8,8 +9,8 @@ from PIL import Image
 
 from tests.tiny import tiny_config
 from xbm.errors import InputError
-from xbm_app.export import run as module
-from xbm_app.export.run import export_run
+from xbm_app.export import exporter as module
+from xbm_app.export.exporter import Sample, export_run, largest_difference, sample
 from xbm_app.train.load import load
 
 WITHOUT_XBM = "import sys; sys.modules['xbm'] = sys.modules['torch'] = None; import runpy; sys.argv = sys.argv[1:]; "
@@ -71,3 +72,35 @@ def test_a_file_that_is_another_model_does_not_stay(searchable, tmp_path, monkey
     with pytest.raises(InputError, match=r"model\.onnx differed from the run by"):
         export_run(searchable, tmp_path / "out")
     assert not (tmp_path / "out" / "model.onnx").exists()
+
+
+# ------------------------------------------------------------------ comparison with the run
+
+
+def test_it_is_measured_on_the_runs_own_test_images(searchable):
+    embedder = load(searchable)
+    found = sample(embedder, searchable)
+    assert found.source == "36 test images of photos test"  # all there are
+    assert found.pixels.shape == (36, 1, 16, 16) and found.wanted.shape == (36, 12)
+
+
+def test_without_the_data_random_pixels_do_and_it_says_so(searchable, tmp_path):
+    run = shutil.copytree(searchable, tmp_path / "run")
+    (run / "split.csv").write_text("path,label,split,role\ngone.png,a,train,\ngone.png,b,test,\n")
+    found = sample(load(run), run)
+    assert "random pixels" in found.source and found.pixels.shape == (100, 1, 16, 16)
+
+
+@pytest.mark.parametrize("wrong", [0, 7, 44, 99])
+def test_one_wrong_number_anywhere_is_seen(wrong):
+    pixels = np.arange(100, dtype=np.uint8)[:, None, None, None]
+    wanted = np.arange(100, dtype=np.float32)[:, None] * np.ones((1, 3), np.float32)
+    asked = []
+
+    def run(part):
+        asked.append(len(part))
+        return part[:, 0, 0].astype(np.float32) + 0.5 * (part[:, 0, 0] == wrong) * np.array([0, 1, 0])
+
+    assert largest_difference(run, Sample("numbers", pixels, wanted)) == 0.5
+    assert sum(asked) == 100 and len(set(asked)) > 1 and 1 in asked
+    assert largest_difference(lambda part: part[:, 0, 0] * np.ones((1, 3)), Sample("numbers", pixels[:5], wanted[:5])) == 0

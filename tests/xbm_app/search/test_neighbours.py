@@ -5,9 +5,8 @@ import numpy as np
 import pytest
 
 from xbm_app.search import neighbours as module
-from xbm_app.search.catalogue import Catalogue
+from xbm_app.search.catalogue import Catalogue, Entry
 from xbm_app.search.neighbours import FILE, build, open_neighbours, recall
-from xbm_app.search.sources import Entry
 
 DIM = 12
 
@@ -94,7 +93,7 @@ def test_more_neighbours_than_images_leaves_places_empty(catalogue):
 
 def test_codes_follow_what_is_added_and_removed_without_being_learnt_again(catalogue, small_limit, monkeypatch):
     build(catalogue)
-    monkeypatch.setattr(module, "_learnt", lambda *_: pytest.fail("learnt again"))
+    monkeypatch.setattr(module, "_trained", lambda *_: pytest.fail("learnt again"))
     add(catalogue, unit(50, seed=4), prefix="new")
     gone = catalogue.ids()[::13]
     with catalogue.change():

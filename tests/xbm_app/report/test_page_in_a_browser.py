@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tests.xbm_app.report.synthetic_runs import demo, run
-from xbm_app.report import write_report
+from xbm_app.report.page import write_report
 
 pytestmark = pytest.mark.browser
 

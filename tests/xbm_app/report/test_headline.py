@@ -1,9 +1,8 @@
 import numpy as np
 import pytest
 
-from xbm_app.report import RunView, Trace
-from xbm_app.report.groups import compare, group_runs
-from xbm_app.report.verdict import left_out, reductions, verdict
+from xbm_app.report.groups import RunView, Trace, compare, group_runs
+from xbm_app.report.headline import headline, left_out, reductions
 
 
 def runs(memory, values, loss="contrastive", reduction="mean", negatives=(2, 3000), drift=0.4):
@@ -23,7 +22,7 @@ def runs(memory, values, loss="contrastive", reduction="mean", negatives=(2, 300
 
 def said(*made):
     groups = group_runs([run for part in made for run in part])
-    return verdict(groups, compare(groups))
+    return headline(groups, compare(groups))
 
 
 GAIN = runs(False, [0.60, 0.61, 0.626]) + runs(True, [0.66, 0.67, 0.674])
@@ -32,7 +31,7 @@ LOSS = runs(False, [0.60, 0.60, 0.60], "triplet") + runs(True, [0.55, 0.55, 0.56
 
 
 def test_a_gain_is_told_with_its_error_and_seeds():
-    assert said(GAIN) == "The memory lifts R@1 from 61.2 to 66.8 for contrastive (+5.6 ± 0.4, 3 seeds)."
+    assert said(GAIN) == "The memory raises R@1 from 61.2 to 66.8 for contrastive (+5.6 ± 0.4, 3 seeds)."
 
 
 def test_no_difference_within_two_errors_is_told_as_such():
@@ -46,14 +45,14 @@ def test_a_memory_that_hurts_is_told_too():
 def test_several_losses_share_one_sentence():
     more = runs(False, [0.5, 0.5], "circle") + runs(True, [0.6, 0.6], "circle")
     told = said(LOSS, SAME, GAIN, more)
-    assert told.startswith("The memory lifts R@1 from 61.2 to 66.8 for contrastive (")
+    assert told.startswith("The memory raises R@1 from 61.2 to 66.8 for contrastive (")
     assert ") and from 50.0 to 60.0 for circle (+10.0 ± 0.0, 2 seeds); it lowers R@1 from 60.0" in told
     assert "; it makes no clear difference to R@1 for MS (" in told
 
 
 def test_one_seed_claims_no_error():
     assert said(runs(False, [0.612]), runs(True, [0.668])) == (
-        "The memory moves R@1 from 61.2 to 66.8 for contrastive (+5.6, one seed, so no error bar)."
+        "The memory changes R@1 from 61.2 to 66.8 for contrastive (+5.6, one seed, so no error bar)."
     )
 
 
@@ -73,7 +72,7 @@ def test_runs_without_any_result_say_so():
 def test_a_better_baseline_of_one_seed_is_named():
     groups = group_runs(GAIN + runs(False, [0.65], reduction="sum"))
     assert left_out(groups, compare(groups)) == [
-        "Not compared, because one seed cannot show an error: contrastive, sum, without memory, R@1 65.0."
+        "Not compared, because one seed gives no standard error: contrastive, sum, without memory, R@1 65.0."
     ]
     assert left_out(group_runs(GAIN), compare(group_runs(GAIN))) == []
 
@@ -86,15 +85,15 @@ def explained(summed, averaged=0.68, sum_base=0.62, **more):
 def test_a_sum_that_collapses_beside_a_mean_that_holds_is_explained_by_its_counts():
     ((heading, (seen, cause)),) = explained(0.24)
     assert heading == "Why the sum collapses and the mean does not (contrastive)"
-    assert "R@1 24.0 against 62.0 without memory" in seen and "reaches 68.0" in seen
-    assert "3,000 valid negatives from the memory and 2 from its batch" in cause and "the push of so many outweighs" in cause
+    assert "R@1 24.0, and 62.0 without memory" in seen and "reaches 68.0" in seen
+    assert "3,000 valid negatives from the memory and 2 from its batch" in cause and "outweigh so few positives" in cause
 
 
 def test_a_balanced_form_that_holds_is_named_before_a_mean():
     made = runs(False, [0.62]) + runs(True, [0.66]) + runs(True, [0.70], reduction="balanced")
     ((heading, (seen, _)),) = reductions(group_runs(made + runs(True, [0.3], reduction="sum")))
-    assert heading == "Why the sum collapses and the balance does not (contrastive)"
-    assert "Balanced, so that the push never outweighs the pull, it reaches 70.0" in seen
+    assert heading == "Why the sum collapses and the balanced reduction does not (contrastive)"
+    assert "never outweigh the positives, it reaches 70.0" in seen
 
 
 def test_a_sum_that_only_falls_is_not_called_a_collapse():
@@ -108,10 +107,10 @@ def test_no_explanation_where_the_sum_holds_or_the_mean_falls_too(summed, averag
 
 def test_counts_that_do_not_bear_the_explanation_out_are_not_bent_to_it():
     cause = explained(0.24, negatives=(40, 90))[0][1][1]
-    assert "does not show here" in cause and "90 valid ones from the memory and 40 from its batch" in cause
+    assert "is not visible here" in cause and "90 valid negatives from the memory and 40 from its batch" in cause
 
 
 def test_the_explanation_does_without_figures_that_were_not_measured():
     nan = float("nan")
     cause = explained(0.24, negatives=(nan, nan), drift=nan)[0][1][1]
-    assert "nan" not in cause and "–" not in cause and cause.startswith("With the sum, every valid negative")
+    assert "nan" not in cause and "–" not in cause and cause.startswith("With the sum, each valid negative")

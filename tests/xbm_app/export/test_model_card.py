@@ -1,6 +1,6 @@
 import pytest
 
-from xbm_app.export.card import licence, write_card
+from xbm_app.export.model_card import licence, write_card
 from xbm_app.train.config import Config, override
 from xbm_app.train.load import load
 
@@ -11,9 +11,9 @@ from xbm_app.train.load import load
         ("small", "none", "Trained from scratch"),
         ("resnet50", "imagenet", "BSD 3-Clause"),
         ("googlenet", "imagenet", "non-commercial research"),
-        ("efficientnet_lite0", "imagenet", "names no licence"),
+        ("efficientnet_lite0", "imagenet", "states no license"),
         ("bn_inception", "/home/me/bn.pth", "the file bn.pth: ask"),
-        ("timm/resnet18.a1_in1k", "imagenet", "licence timm gives as apache-2.0"),
+        ("timm/resnet18.a1_in1k", "imagenet", "license timm states as apache-2.0"),
     ],
 )
 def test_the_licence_is_that_of_the_weights_it_began_from(trunk, weights, words):
@@ -24,10 +24,10 @@ def test_the_licence_is_that_of_the_weights_it_began_from(trunk, weights, words)
 def test_the_card_tells_data_recipe_recall_and_parity(searchable):
     card = write_card(load(searchable), searchable, "Largest difference: none.", {"model.onnx": 1_234_567})
     assert card.startswith("# Model card: run\n") and "`model.onnx` (1.2 MB)" in card and "Largest difference: none." in card
-    for heading in ("Files", "Data", "Recall", "Recipe", "Licence of the weights", "Limits"):
+    for heading in ("Files", "Data", "Recall", "Recipe", "License of the weights", "Limits"):
         assert f"\n## {heading}\n" in card
     assert "36 training images of 6 classes" in card and "| optim.iterations | 100 |" in card and "memory.start" not in card
-    assert "| R@1 |" in card and "36 queries" in card and "(batch, 1, 16, 16) uint8, grey" in card
+    assert "| R@1 |" in card and "36 queries" in card and "(batch, 1, 16, 16) uint8, grayscale" in card
 
 
 def test_figures_of_another_iteration_are_told_as_such(searchable):
@@ -35,7 +35,7 @@ def test_figures_of_another_iteration_are_told_as_such(searchable):
     assert "last model" not in write_card(embedder, searchable, "", {})
     embedder.step = 60
     card = write_card(embedder, searchable, "", {})
-    assert "Of the run's last model, after iteration 100; this one is that of iteration 60" in card
+    assert "the run's last model, after iteration 100. The exported model is from iteration 60;" in card
 
 
 def test_a_run_without_figures_says_so(searchable, tmp_path):

@@ -1,10 +1,13 @@
 import asyncio
 import json
+import socket
 
 import pytest
 
-from xbm_app.serve import guard
-from xbm_app.serve.guard import MOST_BYTES, Access, Guard
+from xbm.errors import InputError
+from xbm_app.serve import access as module
+from xbm_app.serve.access import Access, Guard, access_to, address, is_loopback, listen
+from xbm_app.serve.uploads import MOST_BYTES
 
 LOCAL = Access(frozenset({"localhost", "127.0.0.1", "::1"}))
 OPEN_TO_ALL = Access(frozenset({"localhost", "box"}), addresses=True, token="s3cret")
@@ -48,7 +51,7 @@ def test_its_own_names_pass(host):
 @pytest.mark.parametrize("host", ["evil.example", "localhost.evil.example", "10.0.0.1:8000", "", "[", "127.0.0.1@evil.example"])
 def test_foreign_names_are_refused(host):
     status, _, body, _ = ask(LOCAL, host=host)
-    assert status == 400 and "does not go by that name" in json.loads(body)["error"]
+    assert status == 400 and "unknown host name" in json.loads(body)["error"]
 
 
 @pytest.mark.parametrize(
@@ -92,7 +95,7 @@ def test_a_body_that_says_it_is_too_large_is_read_and_forgotten():
 def test_a_body_that_keeps_silent_about_its_size_is_counted():
     piece = b"x" * 1_000_000
     assert ask(LOCAL, pieces=[piece] * (MOST_BYTES // len(piece)))[2] == str(MOST_BYTES).encode()
-    with pytest.raises(guard.HTTPException) as caught:  # which the application turns into an answer
+    with pytest.raises(module.HTTPException) as caught:  # which the application turns into an answer
         ask(LOCAL, pieces=[piece] * 50)
     assert caught.value.status_code == 413
 
@@ -106,15 +109,15 @@ def test_every_answer_carries_the_headers_and_keeps_its_own():
 
 
 def test_draining_ends_when_the_client_does_not(monkeypatch):
-    monkeypatch.setattr(guard, "DRAINED_BYTES", 10_000)
+    monkeypatch.setattr(module, "DRAINED_BYTES", 10_000)
     status, _, _, left = ask(LOCAL, content_length="999999999", pieces=[b"x" * 1000] * 50)
     assert status == 413 and len(left) == 40
-    monkeypatch.setattr(guard, "DRAINED_SECONDS", 0.05)
+    monkeypatch.setattr(module, "DRAINED_SECONDS", 0.05)
 
     async def never():
         await asyncio.sleep(60)
 
-    asyncio.run(guard._drained(never))
+    asyncio.run(module._drain(never))
 
 
 def test_web_sockets_are_not_answered():
@@ -122,3 +125,39 @@ def test_web_sockets_are_not_answered():
         pytest.fail("asked")
 
     asyncio.run(Guard(nothing, LOCAL)({"type": "websocket"}, nothing, nothing))
+
+
+# ------------------------------------------------------------------ where it listens
+
+
+@pytest.mark.parametrize(
+    ("host", "local"),
+    [("127.0.0.1", True), ("localhost", True), ("::1", True), ("127.1.2.3", True), ("0.0.0.0", False), ("box", False)],
+)
+def test_only_loopback_needs_no_token(host, local):
+    access = access_to(host, [], None)
+    assert is_loopback(host) == local and (access.token is None) == local and access.addresses == (not local)
+    assert access.knows("localhost:8000") and access.knows(f"{host}:8000" if ":" not in host else f"[{host}]:8000")
+
+
+def test_a_token_of_ones_own_is_kept_and_made_up_ones_differ():
+    assert access_to("0.0.0.0", [], "mine").token == "mine" and access_to("127.0.0.1", [], "mine").token == "mine"
+    one, other = (access_to("0.0.0.0", [], None).token for _ in range(2))
+    assert one != other and len(one) > 20
+
+
+def test_further_names_can_be_allowed():
+    assert access_to("127.0.0.1", ["Search.Example"], None).knows("search.example:80")
+    assert not access_to("127.0.0.1", [], None).knows("search.example:80")
+
+
+def test_the_address_can_be_opened():
+    assert address("127.0.0.1", 80, None) == "http://127.0.0.1:80/" and address("::1", 80, "t") == "http://[::1]:80/?token=t"
+    assert address("0.0.0.0", 80, None) == f"http://{socket.gethostname()}:80/"
+
+
+def test_a_port_that_is_taken_is_one_sentence():
+    with listen("127.0.0.1", 0) as taken, pytest.raises(InputError, match=r"cannot listen on 127\.0\.0\.1 port"):
+        listen("127.0.0.1", taken.getsockname()[1])
+    with pytest.raises(InputError, match="cannot listen on"):
+        listen("127.0.0.1", 99999)

@@ -10,13 +10,14 @@ import torch
 
 from tests.tiny import draw_photos, tiny_config
 from xbm.errors import InputError
-from xbm_app.report import runs as module
-from xbm_app.report.runs import read_result, report_runs
-from xbm_app.train.config import to_dict
+from xbm_app.report import run_folders as module
+from xbm_app.report.printed_figures import draw_drift, drift_table, drift_values
+from xbm_app.report.run_folders import read_drift, read_result, report_runs
+from xbm_app.train.config import save, to_dict
 from xbm_app.train.dataset import read_run
 from xbm_app.train.load import load
 from xbm_app.train.loop import train
-from xbm_app.train.metrics import read_metrics
+from xbm_app.train.metrics import COLUMNS, read_metrics
 
 
 @pytest.fixture(scope="module")
@@ -201,3 +202,40 @@ def test_the_whole_page(folders, tmp_path):
     figure = json.loads((folders / "first" / "result.json").read_text())["recall@1"]
     assert "What the memory does: own" in text and text.count("data:image") > 40 and "<script" in text
     assert figure is not None and to_dict(tiny_config(folders / "photos"))["model"]["trunk"] in text
+
+
+# ------------------------------------------------------------------ the logged curves
+
+
+@pytest.fixture
+def drifting(tmp_path):
+    """A run of 100 iterations with a decay at 80, whose drift for Δt = 10 falls from 0.9 to 0.1."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    save(tiny_config(tmp_path, optim__iterations=100, optim__decay_at=(80,), log__every=10), folder / "config.yaml")
+    with open(folder / "metrics.csv", "w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        writer.writeheader()
+        for k in range(1, 10):
+            writer.writerow({"step": 10 * k + 9, "loss": 1, "drift_10": (10 - k) / 10})
+    return folder
+
+
+def test_the_drift_of_a_run_as_a_table_curves_and_a_figure(drifting, tmp_path):
+    record = read_drift(drifting)
+    # first tenth: iterations 19 to 27; before the decay: 70 to 79; after it: from 90 on
+    assert drift_table("x", record) == [["x", "10", "0.9", "0.3", "0.1"]]
+    curves = drift_values(record)
+    assert list(curves) == ["10"] and curves["10"]["step"][0] == 19 and curves["10"]["drift"][0] == 0.9
+    assert "<svg" in draw_drift({"x": record}, tmp_path / "drift.svg").read_text()
+
+
+def test_what_is_no_run_or_too_young_is_told(drifting, tmp_path):
+    with pytest.raises(InputError, match="does not exist"):
+        read_drift(tmp_path)
+    (drifting / "metrics.csv").write_text(",".join(COLUMNS) + "\n")
+    with pytest.raises(InputError, match="has not measured drift yet"):
+        read_drift(drifting)
+    (drifting / "metrics.csv").unlink()
+    with pytest.raises(InputError, match=r"no metrics\.csv"):
+        read_drift(drifting)

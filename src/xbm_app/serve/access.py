@@ -1,14 +1,16 @@
-"""What every request passes before anything looks at it: host, origin, token, size; and the headers of every answer.
+"""Who may reach the server: where it listens, and the check of host, origin, token and size of every request.
 
 The page of another site must not be able to use a server on this machine through the visitor's browser (DNS rebinding, forged
-requests), so names that were not asked for are refused; outside this machine a token is needed on top.
+requests), so unknown host names are refused. If other machines can reach the server, a token is required as well.
 """
 
 import asyncio
 import hmac
 import ipaddress
 import json
-from collections.abc import Awaitable, Callable, MutableMapping
+import secrets
+import socket
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
@@ -16,17 +18,19 @@ from urllib.parse import parse_qs, urlsplit
 
 from starlette.exceptions import HTTPException
 
+from xbm.errors import InputError
+from xbm_app.serve.uploads import ENVELOPE, MOST_BYTES, too_large
+
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-MOST_BYTES = 20_000_000  # of an upload
-ENVELOPE = 65_536  # what multipart puts around it
-DRAINED_BYTES, DRAINED_SECONDS = 256_000_000, 20  # of a request that is refused, so that the refusal is read
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+DRAINED_BYTES, DRAINED_SECONDS = 256_000_000, 20  # read of a refused request, so that the client sees the refusal
 COOKIE = "xbm_token"
-OPEN = frozenset({"/api/health"})  # needs no token
+OPEN = frozenset({"/api/health"})  # paths that need no token
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -39,12 +43,12 @@ HEADERS = {
 
 @dataclass(frozen=True)
 class Access:
-    """Who may ask.
+    """Which requests are answered.
 
     Attributes:
-        hosts: names that the server goes by.
-        addresses: whether it may also be called by any IP address, which no foreign name can be made to look like.
-        token: what is asked for on top; None on this machine alone.
+        hosts: names of this server.
+        addresses: whether any IP address is accepted as well; no foreign name can be disguised as one.
+        token: required token, or None if only this machine can reach the server.
     """
 
     hosts: frozenset[str]
@@ -64,13 +68,48 @@ class Access:
         except ValueError:
             return False
 
-    def admits(self, given: str | None) -> bool:
-        """Whether a token is the right one; takes as long for a nearly right one."""
-        return self.token is None or (given is not None and hmac.compare_digest(given.encode(), self.token.encode()))
+    def admits(self, token: str | None) -> bool:
+        """Whether a token is correct, compared in constant time."""
+        return self.token is None or (token is not None and hmac.compare_digest(token.encode(), self.token.encode()))
+
+
+def access_to(host: str, allowed: Sequence[str], token: str | None) -> Access:
+    """Access to a server that listens on `host`; if other machines can reach it, a token is generated unless given."""
+    names = LOOPBACK | {host.lower(), *(name.lower() for name in allowed)}
+    if is_loopback(host):
+        return Access(names, token=token)
+    return Access(names | {socket.gethostname().lower()}, addresses=True, token=token or secrets.token_urlsafe(16))
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a host."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=256)
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"cannot listen on {host} port {port} ({reason}): give another --port, 0 for any, or --host") from None
+
+
+def address(host: str, port: int, token: str | None) -> str:
+    """The address to open in a browser."""
+    reached = socket.gethostname() if host in ("0.0.0.0", "::", "") else host
+    name = f"[{reached}]" if ":" in reached else reached
+    return f"http://{name}:{port}/" + (f"?token={token}" if token else "")
 
 
 class Guard:
-    """Refuses, as an ASGI application around another, what `Access` and the size limit do not let pass."""
+    """An ASGI application around another that refuses what `Access` or the size limit does not allow."""
 
     def __init__(self, app: App, access: Access) -> None:
         self._app, self._access = app, access
@@ -80,47 +119,42 @@ class Guard:
             await self._app(scope, receive, send)
             return
         if scope["type"] != "http":
-            return  # no web sockets here
+            return  # web sockets are not supported
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
         send = _with_headers(send)
         refused = self._refused(scope, headers)
         if refused is None:
             await self._app(scope, _counted(receive), send)
             return
-        status, sentence, extra = refused
-        await _drained(receive)
-        await _answer(send, status, sentence, extra)
+        await _drain(receive)
+        await _answer(send, *refused)
 
     def _refused(self, scope: Scope, headers: dict[str, str]) -> tuple[int, str, dict[str, str]] | None:
-        """Status, sentence and further headers; None lets the request pass."""
+        """Status, message and headers of a refusal; None lets the request pass."""
         host, origin = headers.get("host", ""), headers.get("origin")
         if not self._access.knows(host):
-            return 400, "this server does not go by that name: use the address that `xbm serve` printed, or --allow-host", {}
+            return 400, "unknown host name: use the address that `xbm serve` printed, or start it with --allow-host", {}
         if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
-            return 403, "requests from the pages of other sites are not answered", {}
+            return 403, "requests from other sites are not allowed", {}
         if self._access.token is not None and scope["path"] not in OPEN:
-            asked = parse_qs(scope["query_string"].decode("latin-1")).get("token", [None])[0]
-            if scope["path"] == "/" and asked is not None and self._access.admits(asked):
-                # from here on the cookie does, and the token stands in no address that is copied on
-                cookie = f"{COOKIE}={asked}; HttpOnly; SameSite=Strict; Path=/"
+            token = parse_qs(scope["query_string"].decode("latin-1")).get("token", [None])[0]
+            if scope["path"] == "/" and token is not None and self._access.admits(token):
+                # From here on the cookie is enough, so the token is in no address that the user may share.
+                cookie = f"{COOKIE}={token}; HttpOnly; SameSite=Strict; Path=/"
                 return 303, "", {"location": "/", "set-cookie": cookie}
             if not self._access.admits(_token(headers)):
-                said = "a token is needed: open the address that `xbm serve` printed, or send it as `Authorization: Bearer`"
-                return 401, said, {"www-authenticate": "Bearer"}
+                words = "a token is needed: open the address that `xbm serve` printed, or send it as `Authorization: Bearer`"
+                return 401, words, {"www-authenticate": "Bearer"}
         length = headers.get("content-length", "0")
         if not length.isdigit() or int(length) > MOST_BYTES + ENVELOPE:
             return 413, too_large(), {}
         return None
 
 
-def too_large() -> str:
-    return f"the file is larger than {MOST_BYTES // 1_000_000} MB: give a smaller one"
-
-
 def _token(headers: dict[str, str]) -> str | None:
-    scheme, _, given = headers.get("authorization", "").partition(" ")
+    scheme, _, token = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer":
-        return given.strip()
+        return token.strip()
     try:
         cookie = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
     except CookieError:
@@ -129,7 +163,7 @@ def _token(headers: dict[str, str]) -> str | None:
 
 
 def _counted(receive: Receive) -> Receive:
-    """Reads on until too much has come: a request may keep silent about its length."""
+    """Limits how much is read: a request need not state its length."""
     read = 0
 
     async def counted() -> Message:
@@ -137,15 +171,15 @@ def _counted(receive: Receive) -> Receive:
         message = await receive()
         read += len(message.get("body", b""))
         if read > MOST_BYTES + ENVELOPE:
-            await _drained(receive)
+            await _drain(receive)
             raise HTTPException(413, too_large())
         return message
 
     return counted
 
 
-async def _drained(receive: Receive) -> None:
-    """Reads the rest of a request and forgets it: a client that is still sending would not see the answer."""
+async def _drain(receive: Receive) -> None:
+    """Discards the rest of a request: a client that is still sending would not see the response."""
     read = 0
     try:
         async with asyncio.timeout(DRAINED_SECONDS):
@@ -169,8 +203,8 @@ def _with_headers(send: Send) -> Send:
     return sending
 
 
-async def _answer(send: Send, status: int, sentence: str, extra: dict[str, str]) -> None:
-    body = json.dumps({"error": sentence}).encode() if sentence else b""
+async def _answer(send: Send, status: int, message: str, extra: dict[str, str]) -> None:
+    body = json.dumps({"error": message}).encode() if message else b""
     headers = {"content-type": "application/json", "content-length": str(len(body)), **extra}
     pairs = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
     await send({"type": "http.response.start", "status": status, "headers": pairs})

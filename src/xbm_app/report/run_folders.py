@@ -1,0 +1,215 @@
+"""What training wrote to run folders, read back: for a report (`xbm report`), and the logged curves (`xbm drift`)."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from xbm.errors import InputError
+from xbm_app.data.images import Dataset, ImageSet
+from xbm_app.report.groups import SERIES, Doubtful, Match, Mined, Query, RunView, Trace
+from xbm_app.report.page import write_report
+from xbm_app.train import config as configs
+from xbm_app.train.dataset import read_run
+from xbm_app.train.metrics import COLUMNS, read_metrics
+
+SHOWN = 20  # queries on the page, the same for every run
+CHOSEN = "Drawn at random from the queries whose nearest image is wrong in at least one of these runs."
+
+Examples = dict[str, np.ndarray]  # what examples.npz of a run folder contains
+
+
+def report_runs(folders: Sequence[Path], out: Path, groups: Sequence[str] | None = None) -> Path:
+    """Writes one page about these runs. Runs with the same entry in `groups` are seeds of one setting."""
+    settings = [configs.load(folder / "config.yaml") for folder in folders]
+    labels = list(groups) if groups is not None else [_group(config) for config in settings]
+    shown = {k: (_examples(folders[k]), _open_data(settings[k], folders[k])) for k in _first_seeds(labels, settings)}
+    chosen = _choose_queries([(e, dataset) for e, dataset in shown.values() if e and dataset])
+    views = []
+    for k, (folder, config, label) in enumerate(zip(folders, settings, labels)):
+        pictures: dict[str, Any] = {}
+        examples, dataset = shown.get(k, ({}, None))
+        if dataset is not None and examples:
+            with suppress(InputError):  # images were deleted since: show this run without pictures
+                pictures = {
+                    "queries": _queries(examples, dataset, chosen),
+                    "chosen": CHOSEN,
+                    "mined": _mined(examples, dataset),
+                    "doubtful": _doubtful(examples, dataset),
+                }
+        views.append(_view(folder, config, label, pictures))
+    return write_report(views, out, title=f"What the memory does: {settings[0].data.name}")
+
+
+def read_result(folder: Path) -> dict[str, Any]:
+    """The final figures of a run.
+
+    Raises:
+        InputError: the run is not finished.
+    """
+    try:
+        return json.loads((folder / "result.json").read_text())
+    except FileNotFoundError:
+        raise InputError(f"{folder} holds no finished run: finish it with `xbm train --resume {folder}`") from None
+
+
+def _group(config: configs.Config) -> str:
+    return f"{config.loss.name}, {config.reduction}, {_memory(config)}"
+
+
+def _memory(config: configs.Config) -> str:
+    return f"memory R_M {config.memory.ratio:g}, {config.memory.update}" if config.memory.ratio else "no memory"
+
+
+def _first_seeds(labels: Sequence[str], settings: Sequence[configs.Config]) -> list[int]:
+    """The run with the lowest seed of each group: pictures of all seeds would make the page heavy without saying more."""
+    first: dict[str, int] = {}
+    for k, (label, config) in enumerate(zip(labels, settings)):
+        if label not in first or config.seed < settings[first[label]].seed:
+            first[label] = k
+    return sorted(first.values())
+
+
+def _examples(folder: Path) -> Examples:
+    path = folder / "examples.npz"
+    if not path.exists():
+        return {}
+    with np.load(path, allow_pickle=False) as file:
+        return {name: file[name] for name in file.files}
+
+
+def _open_data(config: configs.Config, folder: Path) -> Dataset | None:
+    """The run's data, or None if it was moved: the report is then written without pictures."""
+    try:
+        return read_run(config, folder)
+    except InputError:
+        return None
+
+
+def _correct(examples: Examples, dataset: Dataset) -> np.ndarray:
+    """(Q, k) bool: whether each retrieved image has the query's class."""
+    protocol = dataset.protocols[0]
+    gallery = protocol.gallery or protocol.query
+    return np.asarray(gallery.labels)[examples["neighbours"]] == np.asarray(protocol.query.labels)[:, None]
+
+
+def _choose_queries(runs: Sequence[tuple[Examples, Dataset]]) -> np.ndarray:
+    """Queries to show for all runs: a random choice of those that some run gets wrong, since the others look alike."""
+    firsts = [_correct(examples, dataset)[:, 0] for examples, dataset in runs]
+    if not firsts or len({len(first) for first in firsts}) > 1:
+        return np.empty(0, np.int64)
+    wrong_somewhere = np.flatnonzero(~np.all(firsts, axis=0))
+    return np.random.default_rng(0).permutation(wrong_somewhere)[:SHOWN]
+
+
+def _queries(examples: Examples, dataset: Dataset, chosen: np.ndarray) -> list[Query]:
+    query = dataset.protocols[0].query
+    gallery = dataset.protocols[0].gallery or query
+    correct = _correct(examples, dataset)
+    queries = []
+    for q in chosen[chosen < len(correct)].tolist():
+        retrieved = zip(examples["neighbours"][q], examples["similarities"][q], correct[q])
+        matches = [Match(gallery.open(int(j)), float(s), bool(ok)) for j, s, ok in retrieved]
+        queries.append(Query(query.describe(q), query.open(q), matches))
+    return queries
+
+
+def _mined(examples: Examples, dataset: Dataset) -> list[Mined]:
+    if not examples.get("mined_memory", np.empty(0)).size:
+        return []
+    train = dataset.train
+    anchors = []
+    for k, (anchor, positive) in enumerate(zip(examples["mined_anchor"].tolist(), examples["mined_positive"].tolist())):
+        batch, memory = (_matches(train, examples, f"mined_{source}", k) for source in ("batch", "memory"))
+        anchors.append(Mined(train.open(anchor), train.open(positive), batch, memory))
+    return anchors
+
+
+def _doubtful(examples: Examples, dataset: Dataset) -> list[Doubtful]:
+    train = dataset.train
+    images = []
+    for k, image in enumerate(examples.get("doubted_image", np.empty(0)).tolist()):
+        label, nearest = (str(train.class_names[c]) for c in (train.labels[image], examples["doubted_nearest"][k]))
+        own, other = (_matches(train, examples, f"doubted_{side}", k) for side in ("own", "other"))
+        images.append(Doubtful(train.describe(image), train.open(image), label, nearest, own, other))
+    return images
+
+
+def _matches(images: ImageSet, examples: Examples, name: str, k: int) -> list[Match]:
+    """Row k of the images stored under this name, without padding."""
+    return [Match(images.open(int(j)), float(s)) for j, s in zip(examples[name][k], examples[f"{name}_s"][k]) if j >= 0]
+
+
+def _view(folder: Path, config: configs.Config, group: str, pictures: dict[str, Any]) -> RunView:
+    result = read_result(folder)
+    rows = read_metrics(folder / "metrics.csv")
+    series = {name: np.array([row[name] for row in rows]) for name in ("step", *SERIES)}
+    evaluations = [(int(row["step"]), row["recall@1"]) for row in rows if not math.isnan(row["recall@1"])]
+    per_iteration = result.get("seconds_per_iteration")
+    return RunView(
+        name=folder.name,
+        group=group,
+        loss=config.loss.name,
+        reduction=config.reduction if config.loss.name in ("contrastive", "triplet", "margin") else "",
+        memory=config.memory.ratio > 0,
+        seed=config.seed,
+        recall={name: v for name, v in result.items() if name.startswith("recall@") or name in ("map@r", "r_precision")},
+        curve=result.get("curve", ()),
+        seconds=per_iteration * result["iterations"] if per_iteration else math.nan,
+        iterations=result["iterations"],
+        trace=Trace(evaluations=evaluations, **series),
+        notes=[(severity, text) for severity, text in result["notes"]],
+        data=f"{config.data.name}, {result['protocol']} classes never seen in training",
+        config={
+            "trunk": f"{config.model.trunk}, {config.model.dim}-d",
+            "batch": f"{config.batch.size}, {config.batch.sampler}",
+            "loss": f"{config.loss.name}, {config.reduction}",
+            "memory": _memory(config),
+            "optimizer": f"Adam, lr {config.optim.lr:g}, {config.optim.iterations} iterations",
+        },
+        command=f"xbm train --config {folder.name}/config.yaml",
+        versions={name: str(version) for name, version in result["versions"].items()},
+        **pictures,
+    )
+
+
+# ------------------------------------------------------------------ the logged curves
+
+
+class Curves(NamedTuple):
+    """What a run logged during training."""
+
+    columns: Mapping[str, Sequence[float | None]]  # "step" and one column per quantity; None where nothing was measured
+    decays: tuple[int, ...]  # iterations at which the learning rate fell
+    iterations: int  # of the whole run
+
+    def curve(self, name: str) -> tuple[list[float], list[float]]:
+        """(steps, values) of one column, without its gaps."""
+        points = [(s, v) for s, v in zip(self.columns.get("step", ()), self.columns.get(name, ())) if v is not None]
+        return [s for s, _ in points], [v for _, v in points]  # type: ignore[misc]
+
+
+def read_columns(folder: Path) -> dict[str, list[float | None]]:
+    """The metrics of a run folder without empty columns, to four digits; None where nothing was measured."""
+    rows = read_metrics(folder / "metrics.csv")
+    table = {name: [None if math.isnan(row[name]) else float(f"{row[name]:.4g}") for row in rows] for name in COLUMNS}
+    return {name: values for name, values in table.items() if any(value is not None for value in values)}
+
+
+def read_drift(folder: Path) -> Curves:
+    """The curves of a run that has measured drift.
+
+    Raises:
+        InputError: the folder contains no run, or the run has not measured drift yet.
+    """
+    config = configs.load(folder / "config.yaml")
+    if not (folder / "metrics.csv").exists():
+        raise InputError(f"{folder} has no metrics.csv: give a run folder made by `xbm train`")
+    columns = read_columns(folder)
+    if not any(name.startswith("drift_") for name in columns):
+        raise InputError(f"{folder} has not measured drift yet: it takes {max(10, config.log.every)} iterations and ten more")
+    return Curves(columns, config.optim.decay_at, config.optim.iterations)
