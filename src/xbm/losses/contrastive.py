@@ -25,6 +25,7 @@ class ContrastiveLoss(PairLoss):
     """
 
     name = "contrastive"
+    kernel = "contrastive"  # in xbm.engine.triton; a subclass does not inherit it
     hyperparameters: ClassVar[tuple[str, ...]] = ("margin",)
     push = 1.0  # balanced: how many times the weight of its positives an anchor's negatives may have; a study varies it
 

@@ -23,6 +23,7 @@ class MultiSimilarityLoss(PairLoss):
     """
 
     name = "multi_similarity"
+    kernel = "multi_similarity"  # in xbm.engine.triton; a subclass does not inherit it
     one_reduction = True
     hyperparameters = ("alpha", "beta", "base", "epsilon", "mining")
 

@@ -21,6 +21,7 @@ class TripletLoss(PairLoss):
     """
 
     name = "triplet"
+    kernel = "triplet"  # in xbm.engine.triton; a subclass does not inherit it
     hyperparameters = ("margin",)
     ranks_positives = True
 

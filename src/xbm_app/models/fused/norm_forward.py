@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from xbm.kernels.launch import Kernel
+from xbm.kernels import Kernel
 from xbm_app.models.fused import tiling
 from xbm_app.models.fused.layout import as_rows, vector
 from xbm_app.models.fused.tiling import SIZES, cut, key, on

@@ -11,7 +11,7 @@ import torch
 import triton
 from torch import Tensor
 
-from xbm.kernels.launch import resources
+from xbm.kernels import resources
 
 # no new kernel for each of their values
 SIZES = ["P", "units", "stride", "dy_stride", "more_stride", "splits", "H", "W", "OH", "OW"]

@@ -1,15 +1,13 @@
 """Whole steps under the interpreter against float64 autograd: banks, batches, shapes at the edges, half types, graphs."""
 
-import importlib
-
 import pytest
 import torch
 
 from tests.xbm.engine.triton.interpreted import LOSSES, check, memory_with, unit
 from xbm import ContrastiveLoss, CrossBatchMemory, InputError, MultiSimilarityLoss
+from xbm.engine.triton import plan
+from xbm.engine.triton.primitives import CONTRASTIVE, CONTRASTIVE_ONE_PASS
 from xbm_app.train.label_errors import ASIDE
-
-steps = importlib.import_module("xbm.engine.triton.step")
 
 
 @pytest.mark.parametrize("exclude", ["instance", "copy"])
@@ -28,12 +26,12 @@ def test_a_bank_gives_what_float64_autograd_gives(name, reduction, exclude):
 def test_positives_met_on_the_way_and_those_listed_before_weigh_the_same(D, stored, update, reduction, monkeypatch):
     """Rows of up to 64 columns have their positives' gradient made in the same pass, wider ones get a list of them."""
     kinds = []
-    settle = steps.settle
-    monkeypatch.setattr(steps, "settle", lambda case: kinds.append(settle(case).constants.kind) or settle(case))
+    settings = plan.settings
+    monkeypatch.setattr(plan, "settings", lambda case: kinds.append(settings(case).kind) or settings(case))
     anchors, labels, ids, memory = memory_with(m=9, D=D, stored=stored, update=update)
     loss = ContrastiveLoss(engine="triton", reduction=reduction, margin=0.1)
     assert check(loss, anchors, labels, memory, ids, tolerance=1e-5 if stored == torch.float32 else 1e-3) > 0
-    assert set(kinds) == {steps.BOTH if D == 64 else steps.CONTRASTIVE}
+    assert set(kinds) == {CONTRASTIVE_ONE_PASS.value if D == 64 else CONTRASTIVE.value}
 
 
 @pytest.mark.parametrize("exclude", ["instance", "copy"])

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.xbm.engine.triton.sm90 import SHARED, compile_step
-from xbm.kernels.launch import INTERPRETED
+from xbm.kernels import INTERPRETED
 from xbm_app.models import build_model, freeze_batch_norm
 from xbm_app.models.fused import fuse
 from xbm_app.models.fused.max_pool import max_pool

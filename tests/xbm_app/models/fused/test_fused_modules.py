@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from tests.xbm_app.models.fused.maps import channels_last, close
-from xbm.kernels.launch import Kernel
+from xbm.kernels import Kernel
 from xbm_app.models.bn_inception import BNInception
 from xbm_app.models.fused import fuse
 from xbm_app.models.small import SmallNet
