@@ -81,7 +81,7 @@ def gradient(loss: Any, anchors: Tensor, pairing: Pairing, in_batch: bool) -> tu
         if torch.compiler.is_compiling():
             value, anchor_gradient, *_ = _call_op(loss, anchors, pairing, False, in_batch, True, False)
             return value, anchor_gradient
-        results = step(_constants(loss), anchors, pairing, False, in_batch, True, False)
+        results = launch_step(_constants(loss), anchors, pairing, False, in_batch, True, False)
     return results.loss, results.gradient
 
 
@@ -98,7 +98,7 @@ class _Compare(torch.autograd.Function):
     def forward(
         ctx: Any, anchors: Tensor, rows: Tensor | None, pairing: Pairing, loss: Any, stats: bool
     ) -> Tensor | tuple[Tensor | None, ...]:
-        results = step(_constants(loss), anchors, pairing, stats, rows is None, *ctx.needs_input_grad[:2])
+        results = launch_step(_constants(loss), anchors, pairing, stats, rows is None, *ctx.needs_input_grad[:2])
         # neither inputs nor outputs, so they need not pass through save_for_backward, which is slow
         ctx.gradients = results.gradient, results.row_gradient
         if not stats:
@@ -146,7 +146,7 @@ def compare_op(
     pairing = Pairing(rows.detach(), row_labels, stamps, labels, None, ids, row_ids, own, newest)
     constants = LossConstants(kind, reduction, margin, alpha, beta, base)
     with torch.no_grad():
-        results = step(constants, anchors.detach(), pairing, stats, in_batch, gradients, row_gradient)
+        results = launch_step(constants, anchors.detach(), pairing, stats, in_batch, gradients, row_gradient)
     return [anchors.new_empty(0) if x is None else x for x in results]
 
 
@@ -173,7 +173,7 @@ compare_op.register_autograd(_backward, setup_context=_setup_context)
 
 
 @on_device_of(1)
-def step(
+def launch_step(
     constants: LossConstants, given: Tensor, pairing: Pairing, stats: bool, in_batch: bool, gradients: bool, row_gradient: bool
 ) -> Results:
     """Launches the kernels of a step.

@@ -13,7 +13,7 @@ from xbm import ContrastiveLoss, InputError, MultiSimilarityLoss, TripletLoss
 from xbm import engine as engines
 from xbm.engine import triton as kernels
 from xbm.engine.pairing import Pairing
-from xbm.engine.triton import step
+from xbm.engine.triton import launch_step
 from xbm.engine.triton.plan import loss_constants
 
 pytestmark = pytest.mark.skipif(kernels.INTERPRETED, reason="this is the process that starts the interpreter's")
@@ -50,7 +50,7 @@ def launch(loss, m=64, M=59_551, D=512, stored=torch.bfloat16, self_by="id", sta
         ids=None if self_by == "place" else whole(m), row_ids=whole(M) if self_by == "id" else None,
         own=whole(m) if self_by == "slot" else None, latest=(scalar, scalar) if self_by == "place" and not in_batch else None,
     )  # fmt: skip
-    return compile_step(lambda: step(loss_constants(loss), given, pairing, stats, in_batch, True, row_gradient))
+    return compile_step(lambda: launch_step(loss_constants(loss), given, pairing, stats, in_batch, True, row_gradient))
 
 
 def check(found):

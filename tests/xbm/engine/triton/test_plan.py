@@ -54,6 +54,8 @@ def test_tiles_fit_smaller_devices_and_rows_of_any_alignment():
 
 
 class Sharper(ContrastiveLoss):
+    name = "sharper"
+
     def negative(self, s, p, spread):
         return super().negative(2 * s, p, spread)
 

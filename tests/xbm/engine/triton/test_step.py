@@ -126,6 +126,32 @@ def test_a_step_compiles_into_one_graph(name, in_batch):
     assert in_batch or torch.equal(of_rows, memory.rows.grad)
 
 
+def test_a_changed_hyper_parameter_reaches_the_compiled_step():
+    anchors, labels, ids, memory = memory_with()
+    loss_fn = ContrastiveLoss(engine="triton")
+    fast = torch.compile(lambda v: loss_fn(v, labels, memory, ids=ids), fullgraph=True, backend="aot_eager")
+    values = []
+    for margin in (0.5, 0.25, 0, 0.125):
+        loss_fn.margin = margin
+        values.append(fast(anchors).item())
+        assert values[-1] == loss_fn(anchors, labels, memory, ids=ids).item()
+    assert len(set(values)) == 4
+
+
+class Halved(ContrastiveLoss):
+    name = "halved"
+
+    def combine(self, p, n):
+        combined = super().combine(p, n)
+        return combined._replace(loss=combined.loss / 2)
+
+
+def test_a_subclass_with_other_formulas_does_not_run_the_kernel_of_its_base():
+    anchors, labels, ids, memory = memory_with()
+    whole, half = (cls(engine="triton")(anchors, labels, memory, ids=ids).item() for cls in (ContrastiveLoss, Halved))
+    assert half == pytest.approx(whole / 2, rel=1e-5) and half > 0
+
+
 def test_the_same_bits_every_time():
     anchors, labels, ids, memory = memory_with(m=5, M=150)
     found = []
