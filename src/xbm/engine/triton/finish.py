@@ -267,7 +267,7 @@ def finish_step(
     m, device, p, c = case.m, case.device, s.plan, case.loss
     loss = torch.empty((), dtype=torch.float32, device=device)
     adds_rows = case.in_batch and case.gradients
-    gradient = torch.empty(given.shape, dtype=torch.float32 if adds_rows else given.dtype, device=device)
+    gradient = torch.empty_like(given, dtype=torch.float32) if adds_rows else torch.empty_like(given)
     counts = extremes = unsound = None
     if case.stats:
         counts = torch.empty((2, m), dtype=torch.int64, device=device)

@@ -331,6 +331,6 @@ def newest_copies(ids: Tensor, row_ids: Tensor, stamps: Tensor, pointer: Tensor)
     key = kernel_key("copies", ids.device) if is_aligned(ids) else None
     table, newest = label_table(key, ids, 1)
     sizes = (m, M, TABLE_SIZE)
-    _newest(key, (triton.cdiv(M, 1024), 1, 1), 4, 1, ids, row_ids, stamps, pointer, table, newest, *sizes, 1024)
-    _newest_slots(key, (triton.cdiv(m, 256), 1, 1), 4, 1, ids, pointer, table, newest, slots, *sizes, 256)
+    _newest(key, (-(-M // 1024), 1, 1), 4, 1, ids, row_ids, stamps, pointer, table, newest, *sizes, 1024)
+    _newest_slots(key, (-(-m // 256), 1, 1), 4, 1, ids, pointer, table, newest, slots, *sizes, 256)
     return slots

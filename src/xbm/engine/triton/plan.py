@@ -66,11 +66,12 @@ def loss_constants(loss: Any) -> LossConstants | None:
     else. Tensors and parameters are not read: the kernels have no gradient for them.
     """
     kernel = type(loss).__dict__.get("kernel")
-    if kernel not in KINDS or loss.reduction not in REDUCTIONS or not getattr(loss, "mining", True):
+    if kernel not in KINDS or loss.reduction not in REDUCTIONS or (kernel == "multi_similarity" and not loss.mining):
         return None
     values = [getattr(loss, name) for name in HYPERPARAMETERS[kernel]]
-    if not all(isinstance(value, int | float) for value in values):
-        return None
+    for value in values:
+        if not isinstance(value, int | float):
+            return None
     return LossConstants(KINDS[kernel], REDUCTIONS[loss.reduction], *map(float, values))
 
 

@@ -124,7 +124,7 @@ def gradient_of_rows(
         listed = positives.counts, positives.similarities, positives.rows, positives.violations
     result = torch.empty((case.M, case.D), dtype=dtype, device=case.device)
     _row_gradient(
-        key, (triton.cdiv(case.M, 64), triton.cdiv(case.D, 128), 1), 8, 2, *pairs, *listed, workspace, gradient, result,
+        key, (-(-case.M // 64), -(-case.D // 128), 1), 8, 2, *pairs, *listed, workspace, gradient, result,
         case.m, case.M, p.num_splits, p.capacity, c.margin, c.alpha, c.beta, c.base,
         s.kind, add, case.exclude_id, case.exclude_slot, case.D, 64, 64, 128, p.tiles.step, "ieee",
     )  # fmt: skip
