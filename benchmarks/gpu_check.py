@@ -21,6 +21,7 @@ from torch import Tensor
 
 from xbm import ContrastiveLoss, CrossBatchMemory, MultiSimilarityLoss, TripletLoss
 from xbm.checks import tolerance
+from xbm.engine.pairing import pair
 from xbm.losses import PairLoss
 
 WIDTHS = (16, 64, 100, 128, 129, 256, 512, 768, 2048)
@@ -28,7 +29,7 @@ TYPES = (torch.bfloat16, torch.float16, torch.float32)
 REDUCTIONS = {"contrastive": "sum", "averaged": "mean", "balanced": "balanced"}  # of the contrastive loss
 KINDS = (*REDUCTIONS, "multi_similarity", "triplet")
 WAYS = ("instance", "copy", "newest", "batch", "rows")
-steps = importlib.import_module("xbm.engine.triton.step")
+steps = importlib.import_module("xbm.engine.triton.plan")
 ROWS_OF_A_SMALL_BANK = steps.SMALL  # every other case takes the path of large memories
 LIMIT = {torch.float32: 1e-5, torch.bfloat16: 1e-3, torch.float16: 1e-3}
 CLEAR = 1e-4
@@ -83,11 +84,10 @@ def call(loss: PairLoss, v: Tensor, labels: Tensor, ids: Tensor, memory: CrossBa
 
 def clear_of_thresholds(kind: str, v: Tensor, labels: Tensor, ids: Tensor, memory: CrossBatchMemory, way: str) -> bool:
     """Clears rows until no pair is closer than CLEAR to the threshold at which it starts or stops to count."""
-    loss = loss_of(kind, "reference")
     for _ in range(6):
         wide = widened(memory)
-        pairing = loss.pair(v.double(), labels, wide, None if way == "newest" else ids,
-                            {"instance": "instance", "rows": "instance"}.get(way, "copy"))  # fmt: skip
+        exclude = {"instance": "instance", "rows": "instance"}.get(way, "copy")
+        pairing = pair(v.double(), labels, wide, None if way == "newest" else ids, exclude)
         positive, negative = pairing.masks()  # (M, m)
         S = wide.rows.detach() @ v.double().T
         inf = torch.inf

@@ -142,7 +142,7 @@ def warm(D: int) -> None:
     for cls in LOSSES.values():
         for stats in (False, True):
             steps(cls(), s, stats)[0]()
-    sys.modules["xbm.engine.triton.step"].SMALL = 0
+    sys.modules["xbm.engine.triton.plan"].SMALL = 0
     for cls in LOSSES.values():
         steps(cls(), scene(59_552, D, 1))[0]()
 

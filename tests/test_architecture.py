@@ -26,7 +26,6 @@ PUBLIC_MODULES = {
     "xbm.distributed",
     "xbm.errors",
     "xbm.kernels",
-    "xbm.kernels.launch",
     "xbm.losses",
     "xbm.memory",
     "xbm.retrieval",

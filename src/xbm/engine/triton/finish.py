@@ -1,114 +1,114 @@
 # mypy: disable-error-code="no-untyped-def"
-"""The end of a step: adds up the parts of every program in fixed order, meets the positives, and writes the results.
+"""The last kernel of a step: adds up the partial sums of all programs in a fixed order, adds the positives, writes the results.
 
-One program takes one anchor and DS columns of its gradient. The last of them to be done (a counter tells) adds up the
+One program takes one anchor and BLOCK_D columns of its gradient. The program that ends last (a counter tells) adds up the
 anchors' losses, always in the same order.
 """
 
+from typing import NamedTuple
+
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
-from xbm.kernels.launch import await_others
+from xbm.engine.triton.plan import REDUCE_COLUMNS, REDUCE_SPLITS, Case, Settings
+from xbm.engine.triton.positives import Positives
+from xbm.kernels import Kernel
 
-from xbm.engine.triton.tiles import (  # isort: skip
-    BALANCED, BOTH, CEILING, CONTRASTIVE, CROWD_NEGATIVES, CROWD_POSITIVES, CROWD_TRIPLETS, CROWD_VALUE, EASIEST_POSITIVE,
-    EXTRA, FLOOR, HARDEST, HARDEST_POSITIVE, INF, LOSS, MEAN, MULTI_SIMILARITY, NEGATIVE_PEAK, NEGATIVES, NEWEST_ROWS,
-    OF_NEGATIVE, OF_POSITIVE, POSITIVE_PEAK, PULL, SIZES, SOUND, SUM, TRIPLET, VALUE, counter_in, found_in,
-    log_of_one_plus, own_slots, positives_among, similarities_of_one, sums_in,
+from xbm.engine.triton.primitives import (  # isort: skip
+    BALANCED, CEILING, CONTRASTIVE, CONTRASTIVE_ONE_PASS, EASIEST_POSITIVE, EXTRA, FLOOR, HARDEST_NEGATIVE, HARDEST_POSITIVE,
+    INF, LOSS, MEAN, MULTI_SIMILARITY, NEGATIVE_PEAK, NEGATIVE_WEIGHT, NEWEST_SLOT, NUM_NEGATIVES, OVERFLOW_NEGATIVES,
+    OVERFLOW_POSITIVES, OVERFLOW_TRIPLETS, OVERFLOW_VALUE, POSITIVE_PEAK, POSITIVE_VALUE, POSITIVE_WEIGHT, SIZES, SOUND, SUM,
+    TRIPLET, VALUE, anchor_similarities, counter_ptr, is_sound, log1p_exp_sum, partials_ptr, positive_mask, results_ptr,
+    self_slots, wait_for_previous,
 )  # fmt: skip
 
 
-@triton.jit
-def is_sound(
-    given, i, ids, sound, tolerance, D: tl.constexpr, HAS_IDS: tl.constexpr, HAS_SOUND: tl.constexpr, BK: tl.constexpr
-):
-    """Whether an anchor is finite and of unit length, its id no less than 0, and not ruled out by the caller."""
-    squares = tl.zeros((BK,), tl.float32)  # added up once, at the end: every sum over threads makes all of them wait
-    for start in range(0, D, BK):
-        d = start + tl.arange(0, BK)
-        x = tl.load(given + i.to(tl.int64) * D + d, mask=d < D, other=0.0).to(tl.float32)
-        squares += x * x
-    good = tl.abs(tl.sqrt(tl.sum(squares, 0)) - 1.0) <= tolerance  # False for NaN too
-    if HAS_IDS:
-        good = good & (tl.load(ids + i) >= 0)
-    if HAS_SOUND:
-        good = good & (tl.load(sound + i) != 0)
-    return good
+class Results(NamedTuple):
+    loss: Tensor  # (), the mean over the anchors
+    gradient: Tensor  # (m, D), of the mean loss; within a batch, of the anchors both as anchors and as rows
+    row_gradient: Tensor | None  # (M, D)
+    counts: Tensor | None  # (2, m), valid positives and negatives
+    extremes: Tensor | None  # (3, m), hardest negative, easiest and hardest positive
+    unsound: Tensor | None  # ()
 
 
 @triton.jit
-def was_written_last(given, rows, row_labels, labels, pointer, latest, i, m, M, D: tl.constexpr, BK: tl.constexpr):
-    """Whether the anchor is the row that the queue took at its place in the latest enqueue, or nothing was enqueued yet."""
-    slot = own_slots(pointer, pointer, i, m, M, NEWEST_ROWS)
-    at = tl.maximum(slot, 0)
-    differ = tl.zeros((BK,), tl.int32)
-    for start in range(0, D, BK):
-        d = start + tl.arange(0, BK)
-        v = tl.load(rows + at.to(tl.int64) * D + d, mask=d < D, other=0.0)
-        x = tl.load(given + i.to(tl.int64) * D + d, mask=d < D, other=0.0).to(v.dtype)
-        differ += (x.to(tl.float32) != v.to(tl.float32)).to(tl.int32)
-    same = (tl.sum(differ, 0) == 0) & (tl.load(row_labels + at) == tl.load(labels + i))
+def was_written_last(given, rows, row_labels, labels, pointer, latest, anchor, m, M, D: tl.constexpr, BLOCK_K: tl.constexpr):
+    """Whether the latest enqueue of the queue wrote this anchor at its place, or nothing was enqueued yet."""
+    slot = self_slots(pointer, pointer, anchor, m, M, NEWEST_SLOT)
+    row = tl.maximum(slot, 0)
+    differences = tl.zeros((BLOCK_K,), tl.int32)
+    for start in range(0, D, BLOCK_K):
+        offs_k = start + tl.arange(0, BLOCK_K)
+        v = tl.load(rows + row.to(tl.int64) * D + offs_k, mask=offs_k < D, other=0.0)
+        x = tl.load(given + anchor.to(tl.int64) * D + offs_k, mask=offs_k < D, other=0.0).to(v.dtype)
+        differences += (x.to(tl.float32) != v.to(tl.float32)).to(tl.int32)
+    same = (tl.sum(differences, 0) == 0) & (tl.load(row_labels + row) == tl.load(labels + anchor))
     newest = tl.load(latest)
     return ((same | (slot < 0)) & (newest == m)) | (newest == 0)
 
 
 @triton.jit
-def weigh_positives(s, good, ceiling, peak, alpha, base, KIND: tl.constexpr):
-    """What listed positives add: value and weight (or mass, for a log-sum-exp measured from `peak`), and whether they count."""
+def weigh_positives(sims, mask, ceiling, peak, alpha, base, KIND: tl.constexpr):
+    """Value and weight of some positives (for a log-sum-exp: its terms, measured from `peak`), and which are valid."""
     if KIND == MULTI_SIMILARITY:
-        valid = good & (s < ceiling)
-        w = tl.where(valid, tl.exp(-alpha * (s - base) - peak), 0.0)
+        valid = mask & (sims < ceiling)
+        w = tl.where(valid, tl.exp(-alpha * (sims - base) - peak), 0.0)
         value = w
     else:
-        valid = good
+        valid = mask
         w = tl.where(valid, 1.0, 0.0)
-        value = tl.where(valid, 1.0 - s, 0.0)
+        value = tl.where(valid, 1.0 - sims, 0.0)
     return value, w, valid
 
 
 @triton.jit
-def weigh_sides(negatives, positives, REDUCTION: tl.constexpr):
-    """What a negative and a positive of the contrastive loss weigh, given how many there are of each."""
-    of_negative = 1.0
-    of_positive = 1.0
+def side_weights(num_negatives, num_positives, REDUCTION: tl.constexpr):
+    """The weights of one negative and one positive in the contrastive loss."""
+    negative_weight = 1.0
+    positive_weight = 1.0
     if REDUCTION == MEAN:
-        of_negative = 1.0 / tl.maximum(negatives, 1).to(tl.float32)
-        of_positive = 1.0 / tl.maximum(positives, 1).to(tl.float32)
+        negative_weight = 1.0 / tl.maximum(num_negatives, 1).to(tl.float32)
+        positive_weight = 1.0 / tl.maximum(num_positives, 1).to(tl.float32)
     elif REDUCTION == BALANCED:
-        of_negative = tl.minimum(tl.maximum(positives, 1).to(tl.float32) / tl.maximum(negatives, 1).to(tl.float32), 1.0)
-    return of_negative, of_positive
+        ratio = tl.maximum(num_positives, 1).to(tl.float32) / tl.maximum(num_negatives, 1).to(tl.float32)
+        negative_weight = tl.minimum(ratio, 1.0)
+    return negative_weight, positive_weight
 
 
 @triton.jit(do_not_specialize=SIZES)
-def finish(
-    given,  # (m, D), the anchors as they came: for the checks
+def finish_kernel(
+    given,  # (m, D), the anchors before cleaning: for the checks
     anchors, rows, row_labels, stamps, row_ids, labels, ids, own, pointer, latest, given_sound,
-    totals, lowest, highest, listed, places, beaten, crowd, crowd_gradient,
-    work, pulls,
+    pos_counts, lowest, highest, pos_sims, pos_rows, violations, overflow, overflow_gradient,
+    workspace, pos_gradients,
     loss, gradient, valid_counts, extremes, unsound,  # out: (), (m, D), (2, m), (3, m), ()
-    m, M, splits, cap, tolerance, margin, alpha, beta, base,
+    m, M, num_splits, capacity, tolerance, margin, alpha, beta, base,
     KIND: tl.constexpr, REDUCTION: tl.constexpr, STATS: tl.constexpr, HAS_IDS: tl.constexpr, HAS_SOUND: tl.constexpr,
-    BY_ID: tl.constexpr, BY_SLOT: tl.constexpr, D: tl.constexpr, DS: tl.constexpr, SP: tl.constexpr, BS: tl.constexpr,
-    BP: tl.constexpr, BK: tl.constexpr, SCALE: tl.constexpr, CROWDED: tl.constexpr,
+    EXCLUDE_ID: tl.constexpr, EXCLUDE_SLOT: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+    SPLITS_PADDED: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_K: tl.constexpr, SCALE: tl.constexpr,
+    OVERFLOW: tl.constexpr,  # whether an anchor may have more positives than its list holds
 ):  # fmt: skip
-    await_others()
-    i = tl.program_id(0)
-    d = tl.program_id(1) * DS + tl.arange(0, DS)
-    inside = d < D
-    sound = is_sound(given, i, ids, given_sound, tolerance, D, HAS_IDS, HAS_SOUND, BK)
-    if BY_SLOT == NEWEST_ROWS:
-        sound = sound & was_written_last(given, rows, row_labels, labels, pointer, latest, i, m, M, D, BK)
+    wait_for_previous()
+    anchor = tl.program_id(0)
+    offs_d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
+    mask_d = offs_d < D
+    sound = is_sound(given, anchor, ids, given_sound, tolerance, D, HAS_IDS, HAS_SOUND, BLOCK_K)
+    if EXCLUDE_SLOT == NEWEST_SLOT:
+        sound = sound & was_written_last(given, rows, row_labels, labels, pointer, latest, anchor, m, M, D, BLOCK_K)
 
-    # ---- what the pass over the bank found, split by split
-    sums, found = sums_in(work, m, splits, D), found_in(work, m, splits, D)
-    split = tl.arange(0, SP)
-    have = split < splits
-    field = m * splits
-    of = sums + i * splits + split
-    values = tl.load(of + VALUE * field, mask=have, other=0.0)
-    extras = tl.load(of + EXTRA * field, mask=have, other=0.0)
-    negatives = tl.sum(tl.load(of + NEGATIVES * field, mask=have, other=0.0).to(tl.int32), 0)
-    hardest = tl.max(tl.load(of + HARDEST * field, mask=have, other=-INF), 0)
+    # ---- the partial sums of the pass over the bank
+    partials, results = partials_ptr(workspace, m, num_splits, D), results_ptr(workspace, m, num_splits, D)
+    offs_split = tl.arange(0, SPLITS_PADDED)
+    mask_split = offs_split < num_splits
+    stride_field = m * num_splits
+    partial_ptrs = partials + anchor * num_splits + offs_split
+    values = tl.load(partial_ptrs + VALUE * stride_field, mask=mask_split, other=0.0)
+    extras = tl.load(partial_ptrs + EXTRA * stride_field, mask=mask_split, other=0.0)
+    num_negatives = tl.sum(tl.load(partial_ptrs + NUM_NEGATIVES * stride_field, mask=mask_split, other=0.0).to(tl.int32), 0)
+    hardest = tl.max(tl.load(partial_ptrs + HARDEST_NEGATIVE * stride_field, mask=mask_split, other=-INF), 0)
     negative_peak = 0.0
     if KIND == MULTI_SIMILARITY:
         negative_peak = tl.max(extras, 0)
@@ -116,136 +116,169 @@ def finish(
     else:
         value = tl.sum(values, 0)
     extra = tl.sum(extras, 0)
-    g = tl.zeros((DS,), tl.float32)
-    p_g = tl.zeros((DS,), tl.float32)
-    for start in range(0, splits, BS):
-        part = start + tl.arange(0, BS)
-        from_ = (part.to(tl.int64)[:, None] * m + i) * D + d[None, :]
-        x = tl.load(work + from_, mask=(part < splits)[:, None] & inside[None, :], other=0.0)
-        if KIND == BOTH and REDUCTION != SUM:
-            p_g += tl.sum(tl.load(pulls + from_, mask=(part < splits)[:, None] & inside[None, :], other=0.0), 0)
+    grad = tl.zeros((BLOCK_D,), tl.float32)
+    pos_grad = tl.zeros((BLOCK_D,), tl.float32)
+    for start in range(0, num_splits, BLOCK_S):
+        offs_s = start + tl.arange(0, BLOCK_S)
+        grad_offs = (offs_s.to(tl.int64)[:, None] * m + anchor) * D + offs_d[None, :]
+        partial = tl.load(workspace + grad_offs, mask=(offs_s < num_splits)[:, None] & mask_d[None, :], other=0.0)
+        if KIND == CONTRASTIVE_ONE_PASS and REDUCTION != SUM:
+            mask = (offs_s < num_splits)[:, None] & mask_d[None, :]
+            pos_grad += tl.sum(tl.load(pos_gradients + grad_offs, mask=mask, other=0.0), 0)
         if KIND == MULTI_SIMILARITY:
-            measured_from = tl.load(sums + EXTRA * field + i * splits + part, mask=part < splits, other=0.0)
-            x = x * tl.exp(measured_from - negative_peak)[:, None]
-        g += tl.sum(x, 0)
-    g = g * (1.0 / SCALE)
+            exponent_ptrs = partials + EXTRA * stride_field + anchor * num_splits + offs_s
+            exponent = tl.load(exponent_ptrs, mask=offs_s < num_splits, other=0.0)
+            partial = partial * tl.exp(exponent - negative_peak)[:, None]
+        grad += tl.sum(partial, 0)
+    grad = grad * (1.0 / SCALE)
 
     # ---- the positives
-    of_negative = 1.0
-    of_positive = 1.0
+    negative_weight = 1.0
+    positive_weight = 1.0
     positive_peak = 0.0
     floor = margin
     ceiling = INF
     active = sound
-    if KIND == BOTH:
-        positives = tl.sum(extras.to(tl.int32), 0)
-        easiest_positive = tl.max(tl.load(of + EASIEST_POSITIVE * field, mask=have, other=-INF), 0)
-        hardest_positive = tl.min(tl.load(of + HARDEST_POSITIVE * field, mask=have, other=INF), 0)
-        loss_i = value
+    if KIND == CONTRASTIVE_ONE_PASS:
+        num_positives = tl.sum(extras.to(tl.int32), 0)
+        easiest_positive = tl.max(tl.load(partial_ptrs + EASIEST_POSITIVE * stride_field, mask=mask_split, other=-INF), 0)
+        hardest_positive = tl.min(tl.load(partial_ptrs + HARDEST_POSITIVE * stride_field, mask=mask_split, other=INF), 0)
+        anchor_loss = value
         if REDUCTION != SUM:
-            p_value = tl.sum(tl.load(of + PULL * field, mask=have, other=0.0), 0)
-            of_negative, of_positive = weigh_sides(negatives, positives, REDUCTION)
-            loss_i = of_positive * p_value + of_negative * value
-            g = of_negative * g - of_positive * p_g
+            pos_value = tl.sum(tl.load(partial_ptrs + POSITIVE_VALUE * stride_field, mask=mask_split, other=0.0), 0)
+            negative_weight, positive_weight = side_weights(num_negatives, num_positives, REDUCTION)
+            anchor_loss = positive_weight * pos_value + negative_weight * value
+            grad = negative_weight * grad - positive_weight * pos_grad
     else:
-        positives = 0
-        all_positives = tl.load(totals + i)
-        hardest_positive, easiest_positive = tl.load(lowest + i), tl.load(highest + i)
+        num_positives = 0
+        total_positives = tl.load(pos_counts + anchor)
+        hardest_positive, easiest_positive = tl.load(lowest + anchor), tl.load(highest + anchor)
         if KIND == MULTI_SIMILARITY:
             ceiling = hardest + margin
-            # the farthest positive has the largest logit, and counts if any does
+            # the least similar positive has the largest logit, and is valid if any is
             positive_peak = tl.where(hardest_positive < ceiling, tl.maximum(-alpha * (hardest_positive - base), 0.0), 0.0)
         if KIND >= MULTI_SIMILARITY:
             floor = hardest_positive - margin
-        p_value = 0.0
-        few = all_positives
-        if CROWDED:  # more rows than a list holds, and so perhaps more positives
-            few = tl.where(all_positives > cap, 0, all_positives)
-        for start in range(0, few, BP):
-            k = start + tl.arange(0, BP)
-            good = k < few
-            at = tl.load(places + i * cap + k, mask=good, other=0)
+        pos_value = 0.0
+        num_listed = total_positives
+        if OVERFLOW:
+            num_listed = tl.where(total_positives > capacity, 0, total_positives)
+        for start in range(0, num_listed, BLOCK_P):
+            offs_p = start + tl.arange(0, BLOCK_P)
+            mask_p = offs_p < num_listed
+            offs_n = tl.load(pos_rows + anchor * capacity + offs_p, mask=mask_p, other=0)
             if KIND == TRIPLET:
-                w = tl.load(beaten + i * cap + k, mask=good, other=0).to(tl.float32)
-                positives += tl.sum((w > 0).to(tl.int32), 0)
+                w = tl.load(violations + anchor * capacity + offs_p, mask=mask_p, other=0).to(tl.float32)
+                num_positives += tl.sum((w > 0).to(tl.int32), 0)
             else:
-                s = tl.load(listed + i * cap + k, mask=good, other=INF)
-                each, w, valid = weigh_positives(s, good, ceiling, positive_peak, alpha, base, KIND)
-                p_value += tl.sum(each, 0)
-                positives += tl.sum(valid.to(tl.int32), 0)
-            v = tl.load(rows + at.to(tl.int64)[:, None] * D + d[None, :], mask=good[:, None] & inside[None, :], other=0.0)
-            p_g += tl.sum(w[:, None] * v.to(tl.float32), 0)
-        if CROWDED and KIND == TRIPLET:
-            if all_positives > cap:
-                value = tl.load(crowd + CROWD_VALUE * m + i)
-                extra = tl.load(crowd + CROWD_TRIPLETS * m + i)
-                negatives = tl.load(crowd + CROWD_NEGATIVES * m + i).to(tl.int32)
-                positives = tl.load(crowd + CROWD_POSITIVES * m + i).to(tl.int32)
-                g = tl.load(crowd_gradient + i.to(tl.int64) * D + d, mask=inside, other=0.0)
-        elif CROWDED:  # noqa: SIM102 (the one is known when the kernel is compiled, the other is not)
-            if all_positives > cap:  # find them again by their labels
-                me = i + tl.arange(0, 1)
-                slot = own_slots(own, pointer, me, m, M, BY_SLOT)
-                anchor_id = tl.load(ids + me) if BY_ID else slot
-                label = tl.load(labels + i)
-                for start in range(0, M, BP):
-                    j = start + tl.arange(0, BP)
-                    here = j < M
-                    good = positives_among(j, here, row_labels, stamps, row_ids, label, anchor_id, slot, BY_ID, BY_SLOT, False)
-                    if tl.max(good.to(tl.int32), 0) > 0:
-                        s = similarities_of_one(anchors, rows, i, j, good, D, BP, BK)
-                        each, w, valid = weigh_positives(s, good, ceiling, positive_peak, alpha, base, KIND)
-                        p_value += tl.sum(each, 0)
-                        positives += tl.sum(valid.to(tl.int32), 0)
-                        of_v = rows + j.to(tl.int64)[:, None] * D + d[None, :]
-                        v = tl.load(of_v, mask=good[:, None] & inside[None, :], other=0.0)
-                        p_g += tl.sum(w[:, None] * v.to(tl.float32), 0)
+                sims = tl.load(pos_sims + anchor * capacity + offs_p, mask=mask_p, other=INF)
+                pos_values, w, valid = weigh_positives(sims, mask_p, ceiling, positive_peak, alpha, base, KIND)
+                pos_value += tl.sum(pos_values, 0)
+                num_positives += tl.sum(valid.to(tl.int32), 0)
+            mask_v = mask_p[:, None] & mask_d[None, :]
+            v = tl.load(rows + offs_n.to(tl.int64)[:, None] * D + offs_d[None, :], mask=mask_v, other=0.0)
+            pos_grad += tl.sum(w[:, None] * v.to(tl.float32), 0)
+        if OVERFLOW and KIND == TRIPLET:
+            if total_positives > capacity:
+                value = tl.load(overflow + OVERFLOW_VALUE * m + anchor)
+                extra = tl.load(overflow + OVERFLOW_TRIPLETS * m + anchor)
+                num_negatives = tl.load(overflow + OVERFLOW_NEGATIVES * m + anchor).to(tl.int32)
+                num_positives = tl.load(overflow + OVERFLOW_POSITIVES * m + anchor).to(tl.int32)
+                grad = tl.load(overflow_gradient + anchor.to(tl.int64) * D + offs_d, mask=mask_d, other=0.0)
+        elif OVERFLOW:  # noqa: SIM102 (one condition is known at compile time, the other is not)
+            if total_positives > capacity:  # scan the bank for them again
+                offs_m = anchor + tl.arange(0, 1)
+                slot = self_slots(own, pointer, offs_m, m, M, EXCLUDE_SLOT)
+                anchor_id = tl.load(ids + offs_m) if EXCLUDE_ID else slot
+                label = tl.load(labels + anchor)
+                for start in range(0, M, BLOCK_P):
+                    offs_n = start + tl.arange(0, BLOCK_P)
+                    mask_p = positive_mask(
+                        offs_n, offs_n < M, row_labels, stamps, row_ids, label, anchor_id, slot, EXCLUDE_ID, EXCLUDE_SLOT, False
+                    )
+                    if tl.max(mask_p.to(tl.int32), 0) > 0:
+                        sims = anchor_similarities(anchors, rows, anchor, offs_n, mask_p, D, BLOCK_P, BLOCK_K)
+                        pos_values, w, valid = weigh_positives(sims, mask_p, ceiling, positive_peak, alpha, base, KIND)
+                        pos_value += tl.sum(pos_values, 0)
+                        num_positives += tl.sum(valid.to(tl.int32), 0)
+                        row_ptrs = rows + offs_n.to(tl.int64)[:, None] * D + offs_d[None, :]
+                        v = tl.load(row_ptrs, mask=mask_p[:, None] & mask_d[None, :], other=0.0)
+                        pos_grad += tl.sum(w[:, None] * v.to(tl.float32), 0)
 
-        # ---- one loss from both sides
+        # ---- the loss from both sides
         if KIND == CONTRASTIVE:
-            of_negative, of_positive = weigh_sides(negatives, positives, REDUCTION)
-            loss_i = of_positive * p_value + of_negative * value
+            negative_weight, positive_weight = side_weights(num_negatives, num_positives, REDUCTION)
+            anchor_loss = positive_weight * pos_value + negative_weight * value
         elif KIND == MULTI_SIMILARITY:
-            active = sound & (positives > 0) & (negatives > 0)
-            loss_i = log_of_one_plus(p_value, positive_peak) / alpha + log_of_one_plus(value, negative_peak) / beta
-            of_negative = 1.0 / (tl.exp(-negative_peak) + value)
-            of_positive = 1.0 / (tl.exp(-positive_peak) + p_value)
-            positives = tl.where(active, positives, 0)
-            negatives = tl.where(active, negatives, 0)
+            active = sound & (num_positives > 0) & (num_negatives > 0)
+            anchor_loss = log1p_exp_sum(pos_value, positive_peak) / alpha + log1p_exp_sum(value, negative_peak) / beta
+            negative_weight = 1.0 / (tl.exp(-negative_peak) + value)
+            positive_weight = 1.0 / (tl.exp(-positive_peak) + pos_value)
+            num_positives = tl.where(active, num_positives, 0)
+            num_negatives = tl.where(active, num_negatives, 0)
         else:
             if REDUCTION == MEAN:
-                of_negative = 1.0 / tl.maximum(extra, 1.0)
-            of_positive = of_negative
-            loss_i = of_negative * value
-        g = of_negative * g - of_positive * p_g
+                negative_weight = 1.0 / tl.maximum(extra, 1.0)
+            positive_weight = negative_weight
+            anchor_loss = negative_weight * value
+        grad = negative_weight * grad - positive_weight * pos_grad
 
-    g = tl.where(active, g / m, 0.0)
-    tl.store(gradient + i.to(tl.int64) * D + d, g.to(gradient.dtype.element_ty), mask=inside)
+    grad = tl.where(active, grad / m, 0.0)
+    tl.store(gradient + anchor.to(tl.int64) * D + offs_d, grad.to(gradient.dtype.element_ty), mask=mask_d)
 
     if tl.program_id(1) == 0:
-        of_found = found + i
-        tl.store(of_found + LOSS * m, tl.where(active, loss_i, 0.0))
-        tl.store(of_found + SOUND * m, tl.where(sound, 1.0, 0.0))
-        tl.store(of_found + OF_NEGATIVE * m, tl.where(active, of_negative / m, 0.0))
-        tl.store(of_found + OF_POSITIVE * m, tl.where(active, of_positive / m, 0.0))
-        tl.store(of_found + NEGATIVE_PEAK * m, negative_peak)
-        tl.store(of_found + POSITIVE_PEAK * m, positive_peak)
-        tl.store(of_found + FLOOR * m, floor)
-        tl.store(of_found + CEILING * m, ceiling)
+        result_ptrs = results + anchor
+        tl.store(result_ptrs + LOSS * m, tl.where(active, anchor_loss, 0.0))
+        tl.store(result_ptrs + SOUND * m, tl.where(sound, 1.0, 0.0))
+        tl.store(result_ptrs + NEGATIVE_WEIGHT * m, tl.where(active, negative_weight / m, 0.0))
+        tl.store(result_ptrs + POSITIVE_WEIGHT * m, tl.where(active, positive_weight / m, 0.0))
+        tl.store(result_ptrs + NEGATIVE_PEAK * m, negative_peak)
+        tl.store(result_ptrs + POSITIVE_PEAK * m, positive_peak)
+        tl.store(result_ptrs + FLOOR * m, floor)
+        tl.store(result_ptrs + CEILING * m, ceiling)
         if STATS:
-            tl.store(valid_counts + i, tl.where(sound, positives, 0).to(tl.int64))
-            tl.store(valid_counts + m + i, tl.where(sound, negatives, 0).to(tl.int64))
-            tl.store(extremes + i, tl.where(sound, hardest, -INF))
-            tl.store(extremes + m + i, tl.where(sound, easiest_positive, -INF))
-            tl.store(extremes + 2 * m + i, tl.where(sound, hardest_positive, INF))
+            tl.store(valid_counts + anchor, tl.where(sound, num_positives, 0).to(tl.int64))
+            tl.store(valid_counts + m + anchor, tl.where(sound, num_negatives, 0).to(tl.int64))
+            tl.store(extremes + anchor, tl.where(sound, hardest, -INF))
+            tl.store(extremes + m + anchor, tl.where(sound, easiest_positive, -INF))
+            tl.store(extremes + 2 * m + anchor, tl.where(sound, hardest_positive, INF))
         tl.debug_barrier()
-        if tl.atomic_add(counter_in(work, m, splits, D), 1, sem="acq_rel") == m - 1:
-            whole = 0.0
-            good = 0.0
+        if tl.atomic_add(counter_ptr(workspace, m, num_splits, D), 1, sem="acq_rel") == m - 1:
+            total_loss = 0.0
+            num_sound = 0.0
             for start in range(0, m, 1024):
-                k = start + tl.arange(0, 1024)
-                whole += tl.sum(tl.load(found + LOSS * m + k, mask=k < m, other=0.0, cache_modifier=".cg"), 0)
-                good += tl.sum(tl.load(found + SOUND * m + k, mask=k < m, other=0.0, cache_modifier=".cg"), 0)
-            tl.store(loss, whole / m)
+                offs_m = start + tl.arange(0, 1024)
+                total_loss += tl.sum(tl.load(results + LOSS * m + offs_m, mask=offs_m < m, other=0.0, cache_modifier=".cg"), 0)
+                num_sound += tl.sum(tl.load(results + SOUND * m + offs_m, mask=offs_m < m, other=0.0, cache_modifier=".cg"), 0)
+            tl.store(loss, total_loss / m)
             if STATS:
-                tl.store(unsound, m - good.to(tl.int64))
+                tl.store(unsound, m - num_sound.to(tl.int64))  # type: ignore[attr-defined]
+
+
+_finish = Kernel(finish_kernel, overlap=True)
+
+
+def finish_step(
+    case: Case, s: Settings, key: int | None, given: Tensor, pairs: tuple, latest: Tensor | None, sound: Tensor | None,
+    positives: Positives | None, overflow: tuple[Tensor, Tensor] | None, workspace: Tensor,
+    pos_gradients: Tensor | None,
+) -> Results:  # fmt: skip
+    """Launches the last kernel. A gradient to which that of the rows is added later comes in float32."""
+    m, device, p, c = case.m, case.device, s.plan, case.loss
+    loss = torch.empty((), dtype=torch.float32, device=device)
+    adds_rows = case.in_batch and case.gradients
+    gradient = torch.empty_like(given, dtype=torch.float32) if adds_rows else torch.empty_like(given)
+    counts = extremes = unsound = None
+    if case.stats:
+        counts = torch.empty((2, m), dtype=torch.int64, device=device)
+        extremes = torch.empty((3, m), dtype=torch.float32, device=device)
+        unsound = torch.empty((), dtype=torch.int64, device=device)
+    _finish(
+        key, (m, p.column_blocks, 1), 4, 2, given, *pairs, latest, sound,
+        *(positives or (None,) * 6), *(overflow or (None, None)),
+        workspace, pos_gradients, loss, gradient, counts, extremes, unsound,
+        m, case.M, p.num_splits, p.capacity, s.tolerance, c.margin, c.alpha, c.beta, c.base,
+        s.kind, c.reduction, case.stats, case.has_ids, case.has_sound, case.exclude_id, case.exclude_slot,
+        case.D, REDUCE_COLUMNS, p.splits_padded, min(REDUCE_SPLITS, p.splits_padded), 16, 128, s.scale, p.capacity < case.M,
+    )  # fmt: skip
+    return Results(loss, gradient, None, counts, extremes, unsound)

@@ -1,35 +1,88 @@
-"""How a step is cut up: tile sizes, programs, and the memory they share. Depends on shapes and types only, never on data.
+"""How a step is divided: tile sizes, grids, lists, and the constants that kernels are compiled for.
 
-Budgets of the pass over the bank for 512 columns of 16 bits, on a multiprocessor with 227 KB of shared memory and 64 Ki
+A plan depends on shapes, types and the loss's constants only, never on data, and is made once for each combination.
+
+Budget of the pass over the bank for 512 columns of 16 bits, on a multiprocessor with 227 KB of shared memory and 64 Ki
 registers: 64 anchors 64 KB + two tiles of 64 rows 128 KB + their weights 8 KB = 200 KB; the gradient, 64 × 512 float32, is
 128 of the 255 registers of each of 256 threads. Fewer columns leave room for two programs on a multiprocessor.
 """
 
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
 
-from xbm.kernels.launch import resources
+from xbm.checks import tolerance
+from xbm.engine.triton.primitives import (
+    BALANCED,
+    CONTRASTIVE,
+    CONTRASTIVE_ONE_PASS,
+    MEAN,
+    MULTI_SIMILARITY,
+    SUM,
+    TRIPLET,
+)
+from xbm.kernels import kernel_key, resources
 
-COLUMNS, PARTS = 32, 256  # of a gradient, and of its parts, that are added up at a time
-MOST = (1 << 15) - 2  # anchors: the table numbers them with 16 bits
-PLACES = 1 << 15  # of the table of labels
-SCANS = 1024  # parts of the bank for which positives are counted, at most
-LISTED = 7 << 16  # entries in all lists of positives together, 12 bytes each
-LEAST_LISTED = 512  # entries in each
-WIDEST = 4096  # columns; beyond, streaming
+MAX_ANCHORS = (1 << 15) - 2  # the label table numbers them with 16 bits
+MAX_COLUMNS = 4096
+TABLE_SIZE = 1 << 15  # entries of the label table
+MAX_PARTS = 1024  # parts of the bank for which positives are counted
+LIST_BUDGET = 7 << 16  # entries in all lists of positives together, 12 bytes each
+MIN_LISTED = 512  # entries in each list
+REDUCE_COLUMNS, REDUCE_SPLITS = 32, 256  # columns, and partial gradients, that `finish` adds up at a time
+
+# Rows up to which a bank is small. In a small bank many tiles have valid pairs, and few rows remain to be searched. For a
+# large bank, positives are found first (contrastive), labels are loaded only for tiles with a valid pair, and the copy engine
+# fetches the rows.
+SMALL = 1 << 18
+TWO_GRADIENTS = 64  # columns up to which the positives' gradient fits beside the negatives'
+
+KINDS = {"contrastive": CONTRASTIVE.value, "triplet": TRIPLET.value, "multi_similarity": MULTI_SIMILARITY.value}
+HYPERPARAMETERS = {
+    "contrastive": ("margin",),
+    "triplet": ("margin",),
+    "multi_similarity": ("epsilon", "alpha", "beta", "base"),
+}
+REDUCTIONS = {"sum": SUM.value, "mean": MEAN.value, "balanced": BALANCED.value}
+
+
+class LossConstants(NamedTuple):
+    """A loss as plain numbers."""
+
+    kind: int
+    reduction: int
+    margin: float  # multi-similarity: epsilon
+    alpha: float = 1.0
+    beta: float = 1.0
+    base: float = 0.0
+
+
+def loss_constants(loss: Any) -> LossConstants | None:
+    """The numbers of a loss that has a kernel; None for any other loss.
+
+    A class has a kernel if its own body states `kernel`. A subclass does not inherit it, because it may compute something
+    else. Tensors and parameters are not read: the kernels have no gradient for them.
+    """
+    kernel = type(loss).__dict__.get("kernel")
+    if kernel not in KINDS or loss.reduction not in REDUCTIONS or (kernel == "multi_similarity" and not loss.mining):
+        return None
+    values = [getattr(loss, name) for name in HYPERPARAMETERS[kernel]]
+    for value in values:
+        if not isinstance(value, int | float):
+            return None
+    return LossConstants(KINDS[kernel], REDUCTIONS[loss.reduction], *map(float, values))
 
 
 class Tiles(NamedTuple):
-    """Of the pass over the bank: anchors, rows and columns of a tile, and how its programs run."""
+    """Tile sizes of the pass over the bank, and how its programs run."""
 
-    anchors: int
-    rows: int
-    columns: int  # of the gradient that a program adds up
-    step: int  # columns a product takes at a time, where rows are too wide to be kept
-    narrow: bool
+    anchors: int  # BLOCK_M
+    rows: int  # BLOCK_N
+    columns: int  # BLOCK_D: columns of the gradient that a program adds up
+    step: int  # BLOCK_K: columns that a product takes at a time, if rows are too wide to be kept on chip
+    narrow: bool  # whole rows are kept on chip
     warps: int
     stages: int
     per_processor: int
@@ -37,48 +90,48 @@ class Tiles(NamedTuple):
 
 
 def tiles(D: int, half: bool, heavy: bool, shared: int) -> Tiles:
-    """The sizes for D columns; `shared` is what a program may have of shared memory, in bytes.
+    """The tile sizes for D columns.
 
-    `heavy`: a tile with valid pairs takes long (multi-similarity, triplet), so that fewer, larger ones are better.
+    Args:
+        half: whether the bank has 16-bit numbers.
+        heavy: whether a tile with valid pairs takes long (multi-similarity, triplet), so that fewer, larger ones are better.
+        shared: bytes of shared memory available to one program.
     """
     width = max(64, triton.next_power_of_2(D))
     if half:
-        choice = {
+        narrow = {
             64: Tiles(64, 64, 64, 64, True, 4, 4, 2),
             128: Tiles(64, 64, 128, 64, True, 4, 3, 2),
             256: Tiles(64, 64, 256, 64, True, 4, 2, 2),
             512: Tiles(64, 64, 512, 64, True, 8, 2, 1) if heavy else Tiles(64, 32, 512, 64, True, 8, 4, 1),
         }.get(width)
-        otherwise = Tiles(64, 64, 256, 64, False, 8, 3, 1)
+        wide = Tiles(64, 64, 256, 64, False, 8, 3, 1)
     else:
-        choice = Tiles(32, 32, width, 32, True, 8, 2, 1) if width <= 512 else None
-        otherwise = Tiles(64, 32, 256, 32, False, 8, 3, 1)
+        narrow = Tiles(32, 32, width, 32, True, 8, 2, 1) if width <= 512 else None
+        wide = Tiles(64, 32, 256, 32, False, 8, 3, 1)
     size = 2 if half else 4
-    if D * size % 16:  # rows that the copy engine cannot take whole: through registers, few columns at a time
-        return otherwise._replace(columns=128)
-    if choice is None:
-        return otherwise
-    if (choice.anchors + choice.stages * choice.rows) * width * size + 10240 > shared:
-        return otherwise
-    return choice
+    if D * size % 16:  # the copy engine cannot fetch such rows: they pass through registers, few columns at a time
+        return wide._replace(columns=128)
+    if narrow is None or (narrow.anchors + narrow.stages * narrow.rows) * width * size + 10240 > shared:
+        return wide
+    return narrow
 
 
 class Plan(NamedTuple):
-    """A step's grid. A program takes `per` rows, and there are `splits` of them a block of anchors."""
+    """The grids of a step."""
 
     tiles: Tiles
-    blocks: int  # of anchors, times slices of columns
-    splits: int
-    per: int
-    scans: int  # the same for the parts in which positives are looked for
-    scanned: int
-    capacity: int  # of an anchor's list of positives
-    column_blocks: int  # of COLUMNS
-    group: int  # parts that `enlist` takes at a time
-    lookups: int  # programs of `count`, 1,024 rows each
-    clears: int  # programs of `mark` that clear counts, 8,192 each
-    splits_padded: int  # to powers of two
-    scans_padded: int
+    blocks: int  # blocks of anchors times slices of columns
+    num_splits: int  # programs of the pass for each block,
+    rows_per_split: int  # and the rows that each takes
+    num_parts: int  # parts of the bank for which positives are counted,
+    rows_per_part: int  # and their size
+    capacity: int  # entries in an anchor's list of positives
+    column_blocks: int  # of REDUCE_COLUMNS
+    group: int  # parts that are listed at a time
+    lookups: int  # programs that count positives, 1,024 rows each
+    splits_padded: int  # to a power of two
+    parts_padded: int
 
 
 @lru_cache(maxsize=256)
@@ -86,19 +139,77 @@ def plan(m: int, M: int, D: int, half: bool, heavy: bool, device: torch.device) 
     processors, shared = resources(device)
     t = tiles(D, half, heavy, shared)
     blocks = triton.cdiv(m, t.anchors) * triton.cdiv(D, t.columns)
-    splits, per = _cut(M, processors * t.per_processor // blocks, t.rows)
-    scans, scanned = _cut(M, max(64, min(SCANS, (1 << 20) // m)), 256)
-    padded = triton.next_power_of_2(splits), triton.next_power_of_2(scans)
-    sizes = triton.cdiv(D, COLUMNS), max(1, 1024 // scanned), max(1, triton.cdiv(M, 1024)), triton.cdiv(m * scans, 8192)
-    return Plan(t, blocks, splits, per, scans, scanned, capacity(m, M), *sizes, *padded)
+    num_splits, rows_per_split = _divide(M, processors * t.per_processor // blocks, t.rows)
+    num_parts, rows_per_part = _divide(M, max(64, min(MAX_PARTS, (1 << 20) // m)), 256)
+    return Plan(
+        t, blocks, num_splits, rows_per_split, num_parts, rows_per_part, capacity(m, M),
+        column_blocks=triton.cdiv(D, REDUCE_COLUMNS),
+        group=max(1, 1024 // rows_per_part),
+        lookups=max(1, triton.cdiv(M, 1024)),
+        splits_padded=triton.next_power_of_2(num_splits),
+        parts_padded=triton.next_power_of_2(num_parts),
+    )  # fmt: skip
 
 
 def capacity(m: int, M: int) -> int:
-    """How many positives an anchor's list holds: all there can be, if that is not too much."""
-    return max(1, min(M, max(LISTED // m, LEAST_LISTED)))
+    """How many positives an anchor's list holds: all that are possible, within the budget."""
+    return max(1, min(M, max(LIST_BUDGET // m, MIN_LISTED)))
 
 
-def _cut(M: int, programs: int, least: int) -> tuple[int, int]:
-    """M rows in at most `programs` equal parts of whole tiles of `least` rows: how many, and of what size."""
-    per = max(1, triton.cdiv(triton.cdiv(M, least), max(1, programs))) * least
-    return max(1, triton.cdiv(M, per)), per
+def _divide(M: int, programs: int, tile: int) -> tuple[int, int]:
+    """Divides M rows into at most `programs` equal parts of whole tiles: the number of parts, and their size."""
+    size = max(1, triton.cdiv(triton.cdiv(M, tile), max(1, programs))) * tile
+    return max(1, triton.cdiv(M, size)), size
+
+
+class Case(NamedTuple):
+    """Everything about a step except its data: what decides which kernels run, on which grids."""
+
+    loss: LossConstants
+    m: int
+    M: int
+    D: int
+    device: torch.device
+    anchor_dtype: torch.dtype
+    bank_dtype: torch.dtype
+    stats: bool
+    in_batch: bool
+    gradients: bool
+    row_gradient: bool
+    has_ids: bool
+    has_sound: bool
+    exclude_id: bool
+    exclude_slot: int
+    small: bool  # whether the bank is, see SMALL
+
+
+class Settings(NamedTuple):
+    """What follows from a case."""
+
+    kind: int
+    plan: Plan
+    key: int  # under which compiled kernels are stored
+    half: bool
+    rescale: bool  # whether exponentials could overflow, so that the pass has to follow the largest
+    headroom: float
+    scale: float  # of the weights in the second product, which keeps ranks and exponentials inside float16
+    tolerance: float
+    by_descriptor: bool  # whether the copy engine fetches the rows
+
+
+@lru_cache(maxsize=1024)
+def settings(case: Case) -> Settings:
+    c, kind = case.loss, case.loss.kind
+    if kind == CONTRASTIVE.value and case.small and (c.reduction == SUM.value or case.D <= TWO_GRADIENTS):
+        kind = CONTRASTIVE_ONE_PASS.value
+    half = case.bank_dtype != torch.float32
+    p = plan(case.m, case.M, case.D, half, kind >= MULTI_SIMILARITY.value, case.device)
+    headroom, scale = 60.0, 1.0
+    if kind == TRIPLET.value:
+        scale = 2.0**-10
+    elif kind == MULTI_SIMILARITY.value and case.bank_dtype == torch.float16:
+        headroom, scale = 6.0, 64.0
+    rescale = c.beta * (1.02 - c.base) > headroom
+    key = kernel_key(kind, c.reduction, rescale, p.tiles, *case[1:])
+    by_descriptor = not case.small and half and p.tiles.narrow
+    return Settings(kind, p, key, half, rescale, headroom, scale, tolerance(case.anchor_dtype), by_descriptor)

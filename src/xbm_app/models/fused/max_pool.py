@@ -1,6 +1,6 @@
 # mypy: disable-error-code="no-untyped-def"
-"""Max-pooling, channels-last: which place of its window each maximum came from is kept in a byte, and the gradient of
-an input pixel is gathered from the windows that hold it, so nothing is zeroed or added up in memory.
+"""Max-pooling on channels-last maps. The position of each maximum in its window is kept in one byte, and the gradient of an
+input pixel is gathered from the windows over it, so nothing is zeroed or accumulated in memory.
 """
 
 from typing import Any
@@ -10,88 +10,103 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from xbm.kernels.launch import Kernel
-from xbm_app.models.fused import tiling
-from xbm_app.models.fused.layout import as_rows, vector
-from xbm_app.models.fused.tiling import SIZES, cut, key, on
+from xbm.kernels import Kernel, on_device_of
+from xbm_app.models.fused import channels_last
+from xbm_app.models.fused.channels_last import SIZES, as_rows, launch_key, tile_map, vector_size
 
 
 @triton.jit(do_not_specialize=SIZES)
-def pool(
-    x, y, places, P, units, stride, splits, H, W, OH, OW,
-    K: tl.constexpr, S: tl.constexpr, PAD: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, VEC: tl.constexpr,
+def max_pool_kernel(
+    x, y,
+    positions,  # out: kh·K + kw
+    P, units, stride, num_splits, H, W, OH, OW,  # P: pixels of the output
+    K: tl.constexpr, S: tl.constexpr, PAD: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, VEC: tl.constexpr,
 ):  # fmt: skip
-    """P: pixels of the output. places: out, kh·K + kw."""
     C = units * VEC
-    c = (tl.program_id(0) * BC + tl.arange(0, BC))[None, :]
-    for start in range(tl.program_id(1) * BP, P, splits * BP):
-        p = start + tl.arange(0, BP)
-        row = p // OW
-        h = row % OH * S - PAD  # the window's first, perhaps outside
-        w = p % OW * S - PAD
+    offs_c = (tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C))[None, :]
+    for start in range(tl.program_id(1) * BLOCK_P, P, num_splits * BLOCK_P):
+        offs_p = start + tl.arange(0, BLOCK_P)
+        row = offs_p // OW
+        h = row % OH * S - PAD  # the top left of the window, perhaps outside the map
+        w = offs_p % OW * S - PAD
         image = (row // OH).to(tl.int64) * H
-        best = tl.full((BP, BC), float("-inf"), tl.float32)
-        first = tl.maximum(-h, 0) * K + tl.maximum(-w, 0)  # where even −inf comes from, if there is nothing else
-        place = first[:, None] + tl.zeros((BP, BC), tl.int32)
+        best = tl.full((BLOCK_P, BLOCK_C), float("-inf"), tl.float32)
+        first = tl.maximum(-h, 0) * K + tl.maximum(-w, 0)  # the first position inside, if everything is -inf
+        position = first[:, None] + tl.zeros((BLOCK_P, BLOCK_C), tl.int32)
         for k in tl.static_range(K * K):
             ih = h + k // K
             iw = w + k % K
-            here = (p < P) & (ih >= 0) & (ih < H) & (iw >= 0) & (iw < W)
-            at = ((image + ih) * W + iw)[:, None] * (stride * VEC) + c
-            v = tl.load(x + at, mask=here[:, None] & (c < C), other=float("-inf")).to(tl.float32)
+            mask_p = (offs_p < P) & (ih >= 0) & (ih < H) & (iw >= 0) & (iw < W)
+            offs = ((image + ih) * W + iw)[:, None] * (stride * VEC) + offs_c
+            v = tl.load(x + offs, mask=mask_p[:, None] & (offs_c < C), other=float("-inf")).to(tl.float32)
             better = (v > best) | (v != v)
             best = tl.where(better, v, best)
-            place = tl.where(better, k, place)
-        at = p.to(tl.int64)[:, None] * C + c
-        here = (p < P)[:, None] & (c < C)
-        tl.store(y + at, best.to(y.dtype.element_ty), mask=here)
-        tl.store(places + at, place.to(tl.uint8), mask=here)
+            position = tl.where(better, k, position)
+        offs = offs_p.to(tl.int64)[:, None] * C + offs_c
+        mask = (offs_p < P)[:, None] & (offs_c < C)
+        tl.store(y + offs, best.to(y.dtype.element_ty), mask=mask)
+        tl.store(positions + offs, position.to(tl.uint8), mask=mask)
 
 
 @triton.jit(do_not_specialize=SIZES)
-def gather(
-    dy, places, dx, P, units, dy_stride, splits, H, W, OH, OW,
-    K: tl.constexpr, S: tl.constexpr, PAD: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, VEC: tl.constexpr,
+def max_pool_gradient_kernel(
+    dy, positions, dx,
+    P, units, dy_stride, num_splits, H, W, OH, OW,  # P: pixels of the input
+    K: tl.constexpr, S: tl.constexpr, PAD: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, VEC: tl.constexpr,
 ):  # fmt: skip
-    """P: pixels of the input."""
     C = units * VEC
-    c = (tl.program_id(0) * BC + tl.arange(0, BC))[None, :]
-    EACH_WAY: tl.constexpr = (K + S - 1) // S  # windows over a pixel
-    for start in range(tl.program_id(1) * BP, P, splits * BP):
-        p = start + tl.arange(0, BP)
-        row = p // W
+    offs_c = (tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C))[None, :]
+    WINDOWS: tl.constexpr = (K + S - 1) // S  # over a pixel, in each direction
+    for start in range(tl.program_id(1) * BLOCK_P, P, num_splits * BLOCK_P):
+        offs_p = start + tl.arange(0, BLOCK_P)
+        row = offs_p // W
         h = row % H + PAD
-        w = p % W + PAD
+        w = offs_p % W + PAD
         image = (row // H).to(tl.int64) * OH
-        g = tl.zeros((BP, BC), tl.float32)
-        for k in tl.static_range(EACH_WAY * EACH_WAY):
-            oh = h // S - k // EACH_WAY
-            ow = w // S - k % EACH_WAY
+        acc = tl.zeros((BLOCK_P, BLOCK_C), tl.float32)
+        for k in tl.static_range(WINDOWS * WINDOWS):
+            oh = h // S - k // WINDOWS
+            ow = w // S - k % WINDOWS
             kh = h - oh * S
             kw = w - ow * S
-            here = (p < P) & (oh >= 0) & (oh < OH) & (kh < K) & (ow >= 0) & (ow < OW) & (kw < K)
-            which = here[:, None] & (c < C)
+            mask_p = (offs_p < P) & (oh >= 0) & (oh < OH) & (kh < K) & (ow >= 0) & (ow < OW) & (kw < K)
+            mask = mask_p[:, None] & (offs_c < C)
             pixel = ((image + oh) * OW + ow)[:, None]
-            place = tl.load(places + pixel * C + c, mask=which, other=255).to(tl.int32)
-            v = tl.load(dy + pixel * (dy_stride * VEC) + c, mask=which, other=0.0).to(tl.float32)
-            g += tl.where(place == (kh * K + kw)[:, None], v, 0.0)
-        tl.store(dx + p.to(tl.int64)[:, None] * C + c, g.to(dx.dtype.element_ty), mask=(p < P)[:, None] & (c < C))
+            position = tl.load(positions + pixel * C + offs_c, mask=mask, other=255).to(tl.int32)
+            g = tl.load(dy + pixel * (dy_stride * VEC) + offs_c, mask=mask, other=0.0).to(tl.float32)
+            acc += tl.where(position == (kh * K + kw)[:, None], g, 0.0)
+        mask = (offs_p < P)[:, None] & (offs_c < C)
+        tl.store(dx + offs_p.to(tl.int64)[:, None] * C + offs_c, acc.to(dx.dtype.element_ty), mask=mask)
 
 
-_pool, _gather = Kernel(pool), Kernel(gather)
+_max_pool, _max_pool_gradient = Kernel(max_pool_kernel), Kernel(max_pool_gradient_kernel)
 
 
 def pooled_size(size: int, kernel: int, stride: int, padding: int, ceil_mode: bool) -> int:
-    """As torch defines it: a last window that hangs over counts if it starts inside the map or its left padding."""
-    many = (size + 2 * padding - kernel + (stride - 1 if ceil_mode else 0)) // stride + 1
-    return many - 1 if ceil_mode and (many - 1) * stride >= size + padding else many
+    """As torch defines it: a last window that exceeds the map counts if it starts inside the map or its left padding."""
+    windows = (size + 2 * padding - kernel + (stride - 1 if ceil_mode else 0)) // stride + 1
+    return windows - 1 if ceil_mode and (windows - 1) * stride >= size + padding else windows
 
 
-def scatter(dy: Tensor, places: Tensor, H: int, W: int, kernel: int, stride: int, padding: int) -> Tensor:
-    """What `gather` gives, differentiable."""
+def scatter_gradient(dy: Tensor, positions: Tensor, H: int, W: int, kernel: int, stride: int, padding: int) -> Tensor:
+    """What `max_pool_gradient_kernel` computes, differentiable."""
     h, w = (torch.arange(size, device=dy.device) * stride - padding for size in dy.shape[2:])
-    pixels = (h[:, None] + places // kernel) * W + w + places % kernel  # (N, C, OH, OW)
+    pixels = (h[:, None] + positions // kernel) * W + w + positions % kernel  # (N, C, OH, OW)
     return dy.new_zeros((*dy.shape[:2], H * W)).scatter_add(2, pixels.flatten(2), dy.flatten(2)).unflatten(2, (H, W))
+
+
+@on_device_of(1)
+def _launch(
+    kernel: Kernel, source: Tensor, tensors: tuple[Tensor, ...], P: int, stride: int, sides: tuple[int, ...],
+    window: tuple[int, int, int],
+) -> None:  # fmt: skip
+    """One tile of P pixels × C channels after the other; `stride` and C are those of the map that is read."""
+    C = source.shape[1]
+    vec = vector_size(C, stride)
+    t = tile_map(P, C, channels_last.ELEMENTWISE, source.device)
+    constants = (*window, t.pixels, t.channels, vec)
+    key = launch_key(source.device, tensors, t.warps, *constants)
+    kernel(key, t.grid, t.warps, 1, *tensors, P, C // vec, stride // vec, t.splits, *sides, *constants)
 
 
 def max_pool(x: Tensor, kernel: int, stride: int, padding: int, ceil_mode: bool) -> Tensor:
@@ -102,34 +117,24 @@ def max_pool(x: Tensor, kernel: int, stride: int, padding: int, ceil_mode: bool)
 class _MaxPool(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, kernel: int, stride: int, padding: int, ceil_mode: bool) -> Tensor:
-        x, pixels = as_rows(x)
+        x, pixel_stride = as_rows(x)
         N, C, H, W = x.shape
         OH, OW = (pooled_size(size, kernel, stride, padding, ceil_mode) for size in (H, W))
-        y = torch.empty((N, C, OH, OW), dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
-        places = torch.empty((N, C, OH, OW), dtype=torch.uint8, device=x.device, memory_format=torch.channels_last)
-        P, vec = N * OH * OW, vector(C, pixels)
-        with on(x.device):
-            k = cut(P, C, tiling.POOL, x.device)
-            constants = (kernel, stride, padding, k.pixels, k.channels, vec)
-            same = key(x.device, (x, y, places), k.warps, *constants)
-            sizes = (P, C // vec, pixels // vec, k.splits, H, W, OH, OW)
-            _pool(same, k.grid, k.warps, 1, x, y, places, *sizes, *constants)
-        ctx.save_for_backward(places)
+        y, positions = (
+            torch.empty((N, C, OH, OW), dtype=dtype, device=x.device, memory_format=torch.channels_last)
+            for dtype in (x.dtype, torch.uint8)
+        )
+        ctx.save_for_backward(positions)
         ctx.shape, ctx.window = x.shape, (kernel, stride, padding)
+        _launch(_max_pool, x, (x, y, positions), N * OH * OW, pixel_stride, (H, W, OH, OW), ctx.window)
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        (places,), (N, C, H, W), (OH, OW) = ctx.saved_tensors, ctx.shape, dy.shape[2:]
-        if torch.is_grad_enabled():  # a gradient of this gradient will be asked for: the same from torch's own parts
-            return scatter(dy, places, H, W, *ctx.window), None, None, None, None
-        dy, pixels = as_rows(dy)
+        (positions,), (N, C, H, W), (OH, OW) = ctx.saved_tensors, ctx.shape, dy.shape[2:]
+        if torch.is_grad_enabled():  # a second derivative will be asked for
+            return scatter_gradient(dy, positions, H, W, *ctx.window), None, None, None, None
+        dy, pixel_stride = as_rows(dy)
         dx = torch.empty((N, C, H, W), dtype=dy.dtype, device=dy.device, memory_format=torch.channels_last)
-        P, vec = N * H * W, vector(C, pixels)
-        with on(dy.device):
-            k = cut(P, C, tiling.POOL, dy.device)
-            constants = (*ctx.window, k.pixels, k.channels, vec)
-            same = key(dy.device, (dy, places, dx), k.warps, *constants)
-            sizes = (P, C // vec, pixels // vec, k.splits, H, W, OH, OW)
-            _gather(same, k.grid, k.warps, 1, dy, places, dx, *sizes, *constants)
+        _launch(_max_pool_gradient, dy, (dy, positions, dx), N * H * W, pixel_stride, (H, W, OH, OW), ctx.window)
         return dx, None, None, None, None

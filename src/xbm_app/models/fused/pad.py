@@ -1,4 +1,4 @@
-"""Zeros around a channels-last map, moved eight bytes at a time: torch moves them number by number, and a number is two."""
+"""Zero-padding of channels-last maps in words of eight bytes: torch copies number by number, and a number has two or four."""
 
 from typing import Any
 
@@ -17,41 +17,44 @@ def pad(x: Tensor, left: int, right: int, top: int, bottom: int) -> Tensor:
 
 
 def in_words(x: Tensor) -> bool:
-    """Whether every pixel of the map is made of whole words."""
+    """Whether every pixel of the map consists of whole words."""
     whole = x.shape[1] * x.element_size() % WORD.itemsize == 0 and x.storage_offset() * x.element_size() % WORD.itemsize == 0
     return whole and x.is_contiguous(memory_format=torch.channels_last)
 
 
-def rows(x: Tensor) -> Tensor:
-    """(N, H, words of a row): the same memory."""
+def as_words(x: Tensor) -> Tensor:
+    """(N, H, words of a row): a view of the same memory."""
     return x.permute(0, 2, 3, 1).flatten(2).view(WORD)
+
+
+def empty_map(x: Tensor, H: int, W: int) -> Tensor:
+    """An empty channels-last map with the images and channels of `x`."""
+    return torch.empty((*x.shape[:2], H, W), dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
 
 
 class _Pad(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, left: int, right: int, top: int, bottom: int) -> Tensor:
-        N, C, H, W = x.shape
+        _, C, H, W = x.shape
         ctx.sides = left, right, top, bottom
-        y = torch.empty((N, C, top + H + bottom, left + W + right), dtype=x.dtype, device=x.device,
-                        memory_format=torch.channels_last)  # fmt: skip
+        y = empty_map(x, top + H + bottom, left + W + right)
         pixel = C * x.element_size() // WORD.itemsize
-        to = rows(y)
-        to[:, :top].zero_()
-        to[:, top + H :].zero_()
-        middle = to[:, top : top + H]
+        words = as_words(y)
+        words[:, :top].zero_()
+        words[:, top + H :].zero_()
+        middle = words[:, top : top + H]
         middle[..., : left * pixel].zero_()
         middle[..., (left + W) * pixel :].zero_()
-        middle[..., left * pixel : (left + W) * pixel] = rows(x)
+        middle[..., left * pixel : (left + W) * pixel] = as_words(x)
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         left, right, top, bottom = ctx.sides
-        N, C, H, W = dy.shape
-        if torch.is_grad_enabled() or not in_words(dy):  # a gradient of this gradient will be asked for: from torch's own parts
+        _, C, H, W = dy.shape
+        if torch.is_grad_enabled() or not in_words(dy):  # torch's own operation has a second derivative
             return F.pad(dy, (-left, -right, -top, -bottom)), None, None, None, None
-        dx = torch.empty((N, C, H - top - bottom, W - left - right), dtype=dy.dtype, device=dy.device,
-                         memory_format=torch.channels_last)  # fmt: skip
+        dx = empty_map(dy, H - top - bottom, W - left - right)
         pixel = C * dy.element_size() // WORD.itemsize
-        rows(dx).copy_(rows(dy)[:, top : H - bottom, left * pixel : (W - right) * pixel])
+        as_words(dx).copy_(as_words(dy)[:, top : H - bottom, left * pixel : (W - right) * pixel])
         return dx, None, None, None, None

@@ -1,6 +1,6 @@
 # mypy: disable-error-code="no-untyped-def"
-"""Local response normalization, channels-last: a pass each way. The scale is computed again in the backward pass, which costs
-less than writing it in float32 and reading it back.
+"""Local response normalization on channels-last maps, one pass in each direction. The backward pass recomputes the scale, which
+costs less than writing it in float32 and reading it back.
 """
 
 from typing import Any
@@ -11,16 +11,15 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
-from xbm.kernels.launch import Kernel
-from xbm_app.models.fused import tiling
-from xbm_app.models.fused.layout import as_rows, vector
-from xbm_app.models.fused.tiling import SIZES, cut, key, on
+from xbm.kernels import Kernel, on_device_of
+from xbm_app.models.fused import channels_last
+from xbm_app.models.fused.channels_last import SIZES, as_rows, launch_key, tile_map, vector_size
 
 
 @triton.jit
-def channel(x, pixel, c, C, here):
-    """Channels `c` of some pixels; 0 beyond the first and the last."""
-    return tl.load(x + pixel + c, mask=here & (c >= 0) & (c < C), other=0.0).to(tl.float32)
+def load_channels(x, offs_pixel, offs_c, C, mask_p):
+    """Channels `offs_c` of some pixels; 0 before the first and after the last."""
+    return tl.load(x + offs_pixel + offs_c, mask=mask_p & (offs_c >= 0) & (offs_c < C), other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -29,67 +28,79 @@ def power(base, exponent):
 
 
 @triton.jit(do_not_specialize=SIZES)
-def respond(
-    x, y, P, units, stride, splits, ALPHA: tl.constexpr, BETA: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
-    VEC: tl.constexpr,
+def response_norm_kernel(
+    x, y, P, units, stride, num_splits, ALPHA: tl.constexpr, BETA: tl.constexpr, BLOCK_P: tl.constexpr,
+    BLOCK_C: tl.constexpr, VEC: tl.constexpr,
 ):  # fmt: skip
-    """y = x · (1 + ALPHA · Σ x²)^−BETA, the sum over 5 adjacent channels."""
+    """y = x · (1 + ALPHA · Σ x²)^−BETA, with the sum over 5 adjacent channels."""
     C = units * VEC
-    c = (tl.program_id(0) * BC + tl.arange(0, BC))[None, :]
-    for start in range(tl.program_id(1) * BP, P, splits * BP):
-        p = start + tl.arange(0, BP)
-        here = (p < P)[:, None]
-        pixel = p.to(tl.int64)[:, None] * (stride * VEC)
-        own = channel(x, pixel, c, C, here)
+    offs_c = (tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C))[None, :]
+    for start in range(tl.program_id(1) * BLOCK_P, P, num_splits * BLOCK_P):
+        offs_p = start + tl.arange(0, BLOCK_P)
+        mask_p = (offs_p < P)[:, None]
+        offs = offs_p.to(tl.int64)[:, None] * (stride * VEC)
+        own = load_channels(x, offs, offs_c, C, mask_p)
         total = own * own
         for k in tl.static_range(1, 3):
-            below = channel(x, pixel, c - k, C, here)
-            above = channel(x, pixel, c + k, C, here)
+            below = load_channels(x, offs, offs_c - k, C, mask_p)
+            above = load_channels(x, offs, offs_c + k, C, mask_p)
             total += below * below + above * above
         value = own * power(1.0 + ALPHA * total, -BETA)
-        tl.store(y + p.to(tl.int64)[:, None] * C + c, value.to(y.dtype.element_ty), mask=here & (c < C))
+        tl.store(y + offs_p.to(tl.int64)[:, None] * C + offs_c, value.to(y.dtype.element_ty), mask=mask_p & (offs_c < C))
 
 
 @triton.jit(do_not_specialize=SIZES)
-def respond_back(
-    dy, x, dx, P, units, dy_stride, stride, splits, ALPHA: tl.constexpr, BETA: tl.constexpr, BP: tl.constexpr,
-    BC: tl.constexpr, VEC: tl.constexpr,
+def response_norm_gradient_kernel(
+    dy, x, dx, P, units, dy_stride, stride, num_splits, ALPHA: tl.constexpr, BETA: tl.constexpr, BLOCK_P: tl.constexpr,
+    BLOCK_C: tl.constexpr, VEC: tl.constexpr,
 ):  # fmt: skip
-    """dx = dy · s^−BETA − 2 · ALPHA · BETA · x · Σ dy · x · s^(−BETA − 1), s the scale of each of 5 adjacent channels."""
+    """dx = dy · s^−BETA − 2 · ALPHA · BETA · x · Σ dy · x · s^(−BETA − 1), with s the scale of each of 5 adjacent channels."""
     C = units * VEC
-    c = (tl.program_id(0) * BC + tl.arange(0, BC))[None, :]
-    for start in range(tl.program_id(1) * BP, P, splits * BP):
-        p = start + tl.arange(0, BP)
-        here = (p < P)[:, None]
-        pixel = p.to(tl.int64)[:, None] * (stride * VEC)
-        dy_pixel = p.to(tl.int64)[:, None] * (dy_stride * VEC)
-        x0 = channel(x, pixel, c - 4, C, here)  # x4 is channel c
-        x1 = channel(x, pixel, c - 3, C, here)
-        x2 = channel(x, pixel, c - 2, C, here)
-        x3 = channel(x, pixel, c - 1, C, here)
-        x4 = channel(x, pixel, c, C, here)
-        x5 = channel(x, pixel, c + 1, C, here)
-        x6 = channel(x, pixel, c + 2, C, here)
-        x7 = channel(x, pixel, c + 3, C, here)
-        x8 = channel(x, pixel, c + 4, C, here)
+    offs_c = (tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C))[None, :]
+    for start in range(tl.program_id(1) * BLOCK_P, P, num_splits * BLOCK_P):
+        offs_p = start + tl.arange(0, BLOCK_P)
+        mask_p = (offs_p < P)[:, None]
+        offs = offs_p.to(tl.int64)[:, None] * (stride * VEC)
+        dy_offs = offs_p.to(tl.int64)[:, None] * (dy_stride * VEC)
+        x0 = load_channels(x, offs, offs_c - 4, C, mask_p)  # x4 is the channel itself
+        x1 = load_channels(x, offs, offs_c - 3, C, mask_p)
+        x2 = load_channels(x, offs, offs_c - 2, C, mask_p)
+        x3 = load_channels(x, offs, offs_c - 1, C, mask_p)
+        x4 = load_channels(x, offs, offs_c, C, mask_p)
+        x5 = load_channels(x, offs, offs_c + 1, C, mask_p)
+        x6 = load_channels(x, offs, offs_c + 2, C, mask_p)
+        x7 = load_channels(x, offs, offs_c + 3, C, mask_p)
+        x8 = load_channels(x, offs, offs_c + 4, C, mask_p)
         inner = x3 * x3 + x4 * x4 + x5 * x5
         s2 = 1.0 + ALPHA * (x0 * x0 + x1 * x1 + x2 * x2 + x3 * x3 + x4 * x4)
         s3 = 1.0 + ALPHA * (x1 * x1 + x2 * x2 + inner)
         s4 = 1.0 + ALPHA * (x2 * x2 + inner + x6 * x6)
         s5 = 1.0 + ALPHA * (inner + x6 * x6 + x7 * x7)
         s6 = 1.0 + ALPHA * (x4 * x4 + x5 * x5 + x6 * x6 + x7 * x7 + x8 * x8)
-        g4 = channel(dy, dy_pixel, c, C, here)
+        g4 = load_channels(dy, dy_offs, offs_c, C, mask_p)
         own = power(s4, -BETA - 1.0)
         total = g4 * x4 * own
-        total += channel(dy, dy_pixel, c - 2, C, here) * x2 * power(s2, -BETA - 1.0)
-        total += channel(dy, dy_pixel, c - 1, C, here) * x3 * power(s3, -BETA - 1.0)
-        total += channel(dy, dy_pixel, c + 1, C, here) * x5 * power(s5, -BETA - 1.0)
-        total += channel(dy, dy_pixel, c + 2, C, here) * x6 * power(s6, -BETA - 1.0)
+        total += load_channels(dy, dy_offs, offs_c - 2, C, mask_p) * x2 * power(s2, -BETA - 1.0)
+        total += load_channels(dy, dy_offs, offs_c - 1, C, mask_p) * x3 * power(s3, -BETA - 1.0)
+        total += load_channels(dy, dy_offs, offs_c + 1, C, mask_p) * x5 * power(s5, -BETA - 1.0)
+        total += load_channels(dy, dy_offs, offs_c + 2, C, mask_p) * x6 * power(s6, -BETA - 1.0)
         value = g4 * own * s4 - (2.0 * ALPHA * BETA) * x4 * total
-        tl.store(dx + p.to(tl.int64)[:, None] * C + c, value.to(dx.dtype.element_ty), mask=here & (c < C))
+        tl.store(dx + offs_p.to(tl.int64)[:, None] * C + offs_c, value.to(dx.dtype.element_ty), mask=mask_p & (offs_c < C))
 
 
-_respond, _respond_back = Kernel(respond), Kernel(respond_back)
+_response_norm, _response_norm_gradient = Kernel(response_norm_kernel), Kernel(response_norm_gradient_kernel)
+
+
+@on_device_of(1)
+def _launch(kernel: Kernel, x: Tensor, tensors: tuple[Tensor, ...], strides: tuple[int, ...], exponents: tuple) -> None:
+    """One tile of pixels × channels after the other; `strides` are those of the maps that are read."""
+    N, C, H, W = x.shape
+    vec = vector_size(C, *strides)
+    t = tile_map(N * H * W, C, channels_last.NEIGHBORHOOD, x.device)
+    constants = (*exponents, t.pixels, t.channels, vec)
+    key = launch_key(x.device, tensors, t.warps, *constants)
+    sizes = (N * H * W, C // vec, *(stride // vec for stride in strides), t.splits)
+    kernel(key, t.grid, t.warps, 1, *tensors, *sizes, *constants)
 
 
 def response_norm(x: Tensor, alpha: float, beta: float) -> Tensor:
@@ -100,38 +111,21 @@ def response_norm(x: Tensor, alpha: float, beta: float) -> Tensor:
 class _ResponseNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, alpha: float, beta: float) -> Tensor:
-        x, pixels = as_rows(x)
-        N, C, H, W = x.shape
-        y = torch.empty((N, C, H, W), dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
-        P, vec = N * H * W, vector(C, pixels)
-        with on(x.device):
-            k = cut(P, C, tiling.NEIGHBORS, x.device)
-            constants = (alpha, beta, k.pixels, k.channels, vec)
-            same = key(x.device, (x, y), k.warps, *constants)
-            _respond(same, k.grid, k.warps, 1, x, y, P, C // vec, pixels // vec, k.splits, *constants)
+        x, stride = as_rows(x)
+        y = torch.empty(x.shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
         ctx.save_for_backward(x)
         ctx.constants = alpha, beta
+        _launch(_response_norm, x, (x, y), (stride,), ctx.constants)
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         (x,) = ctx.saved_tensors
-        if torch.is_grad_enabled():  # a gradient of this gradient will be asked for: the same from torch's own parts
+        if torch.is_grad_enabled():  # a second derivative will be asked for
             alpha, beta = ctx.constants
-            return (
-                torch.autograd.grad(F.local_response_norm(x, 5, 5 * alpha, beta, 1.0), x, dy, create_graph=True)[0],
-                None,
-                None,
-            )
-        pixels = as_rows(x)[1]
-        dy, dy_pixels = as_rows(dy)
-        N, C, H, W = x.shape
-        dx = torch.empty((N, C, H, W), dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
-        P, vec = N * H * W, vector(C, pixels, dy_pixels)
-        with on(x.device):
-            k = cut(P, C, tiling.NEIGHBORS, x.device)
-            constants = (*ctx.constants, k.pixels, k.channels, vec)
-            same = key(x.device, (dy, x, dx), k.warps, *constants)
-            sizes = (P, C // vec, dy_pixels // vec, pixels // vec, k.splits)
-            _respond_back(same, k.grid, k.warps, 1, dy, x, dx, *sizes, *constants)
+            y = F.local_response_norm(x, 5, 5 * alpha, beta, 1.0)
+            return torch.autograd.grad(y, x, dy, create_graph=True)[0], None, None
+        dy, dy_stride = as_rows(dy)
+        dx = torch.empty(x.shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
+        _launch(_response_norm_gradient, x, (dy, x, dx), (dy_stride, as_rows(x)[1]), ctx.constants)
         return dx, None, None

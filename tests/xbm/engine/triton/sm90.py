@@ -15,7 +15,7 @@ from triton.compiler import ASTSource
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from xbm.engine.triton import plan
-from xbm.kernels.launch import Kernel
+from xbm.kernels import Kernel
 
 PROCESSORS, SHARED = 132, 227 * 1024  # of an H200
 TYPES = {

@@ -10,10 +10,11 @@ import torch
 
 from tests.xbm.engine.triton.sm90 import SHARED, _torn, compile_step
 from xbm import ContrastiveLoss, InputError, MultiSimilarityLoss, TripletLoss
-from xbm import engine as engines
+from xbm.engine import streaming
 from xbm.engine import triton as kernels
 from xbm.engine.pairing import Pairing
-from xbm.engine.triton.step import step
+from xbm.engine.triton import launch_step
+from xbm.engine.triton.plan import loss_constants
 
 pytestmark = pytest.mark.skipif(kernels.INTERPRETED, reason="this is the process that starts the interpreter's")
 
@@ -30,9 +31,9 @@ def test_the_kernels_give_what_autograd_gives_under_the_interpreter(which):
 
 def test_without_a_gpu_the_engine_is_refused_and_auto_streams():
     v, labels = torch.nn.functional.normalize(torch.randn(3, 8)), torch.arange(3)
-    with pytest.raises(InputError, match=r'needs anchors on an NVIDIA GPU .*: use engine="auto"'):
+    with pytest.raises(InputError, match=r'requires an NVIDIA GPU .*: use engine="auto"'):
         ContrastiveLoss(engine="triton")(v, labels)
-    assert engines.chosen(ContrastiveLoss(), v, v, "auto") == "streaming"
+    assert ContrastiveLoss()._choose_engine(v, v) is streaming
 
 
 def launch(loss, m=64, M=59_551, D=512, stored=torch.bfloat16, self_by="id", stats=False, in_batch=False, row_gradient=False):
@@ -49,7 +50,7 @@ def launch(loss, m=64, M=59_551, D=512, stored=torch.bfloat16, self_by="id", sta
         ids=None if self_by == "place" else whole(m), row_ids=whole(M) if self_by == "id" else None,
         own=whole(m) if self_by == "slot" else None, latest=(scalar, scalar) if self_by == "place" and not in_batch else None,
     )  # fmt: skip
-    return compile_step(lambda: step(loss, given, pairing, stats, in_batch, True, row_gradient))
+    return compile_step(lambda: launch_step(loss_constants(loss), given, pairing, stats, in_batch, True, row_gradient))
 
 
 def check(found):
@@ -84,16 +85,18 @@ def test_a_tile_that_is_overwritten_before_its_last_use_is_seen():
 def test_the_papers_step_compiles_for_an_h200():
     found = launch(ContrastiveLoss())
     check(found)
-    meet, finish = found
-    assert (meet.name, finish.name) == ("meet", "finish")
-    assert meet.tensor_cores > 0 and meet.fetches_ahead and meet.spilled <= 512 and finish.spilled == 0
+    bank_pass, finish = found
+    assert (bank_pass.name, finish.name) == ("pass_kernel", "finish_kernel")
+    assert bank_pass.tensor_cores > 0 and bank_pass.fetches_ahead and bank_pass.spilled <= 512 and finish.spilled == 0
 
 
 @pytest.mark.parametrize("reduction", ["sum", "mean", "balanced"])
 def test_a_small_nets_step_takes_two_kernels_whatever_the_reduction(reduction):
     found = launch(ContrastiveLoss(reduction=reduction), M=19_280, D=64, stats=True, self_by="slot")
     check(found)
-    assert [kernel.name for kernel in found] == ["meet", "finish"] and all(kernel.spilled <= 128 for kernel in found)
+    assert [kernel.name for kernel in found] == ["pass_kernel", "finish_kernel"] and all(
+        kernel.spilled <= 128 for kernel in found
+    )
 
 
 def test_what_a_memory_does_compiles_for_an_h200():

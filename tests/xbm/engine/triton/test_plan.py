@@ -2,7 +2,10 @@
 
 import pytest
 import torch
+from torch import nn
 
+from xbm import ContrastiveLoss, MultiSimilarityLoss, SupConLoss, TripletLoss
+from xbm.engine import triton
 from xbm.engine.triton import plan
 
 PROCESSORS, SHARED = 132, 227 * 1024
@@ -19,9 +22,9 @@ def h200(monkeypatch):
 @pytest.mark.parametrize("D", [16, 100, 129, 512, 2048])
 def test_every_row_has_one_program_and_the_grid_fills_the_device(D, M, m, half, h200):
     p = plan.plan(m, M, D, half, False, torch.device("cpu"))
-    for parts, size in ((p.splits, p.per), (p.scans, p.scanned)):
+    for parts, size in ((p.num_splits, p.rows_per_split), (p.num_parts, p.rows_per_part)):
         assert parts * size >= M and (parts - 1) * size < max(M, 1) and size % 16 == 0 and 1 <= parts < 65536
-    programs = p.blocks * p.splits
+    programs = p.blocks * p.num_splits
     assert programs <= max(PROCESSORS * p.tiles.per_processor, p.blocks)
     if M >= 59_551 and p.blocks <= PROCESSORS:
         assert programs > 0.6 * PROCESSORS
@@ -32,7 +35,11 @@ def test_the_memory_of_a_step_is_bounded(h200):
     """One partial gradient a multiprocessor and the lists: 24 MB at the paper's size, whatever the bank's."""
     for M in (59_551, 1_000_000, 10_000_000):
         p = plan.plan(64, M, 512, True, False, torch.device("cpu"))
-        partial, lists, scans = p.splits * 64 * (512 + 6) * 4, 64 * p.capacity * 12, 64 * p.scans * 4 + 2 * plan.PLACES
+        partial, lists, scans = (
+            p.num_splits * 64 * (512 + 6) * 4,
+            64 * p.capacity * 12,
+            64 * p.num_parts * 4 + 2 * plan.TABLE_SIZE,
+        )
         assert partial + lists + scans <= 24e6
 
 
@@ -44,3 +51,42 @@ def test_tiles_fit_smaller_devices_and_rows_of_any_alignment():
     assert plan.tiles(512, True, True, SHARED).narrow and not plan.tiles(512, True, True, 99 * 1024).narrow
     assert not plan.tiles(129, True, True, SHARED).narrow and plan.tiles(129, True, True, SHARED).columns == 128
     assert not plan.tiles(2048, True, True, SHARED).narrow
+
+
+class Sharper(ContrastiveLoss):
+    name = "sharper"
+
+    def negative(self, s, p, spread):
+        return super().negative(2 * s, p, spread)
+
+
+@pytest.mark.parametrize(
+    ("loss", "constants"),
+    [
+        (ContrastiveLoss(margin=0.25), (1, 0, 0.25)),
+        (ContrastiveLoss(margin=1, reduction="balanced"), (1, 2, 1.0)),
+        (MultiSimilarityLoss(alpha=3, beta=40.0, base=0.2, epsilon=0.3), (2, 0, 0.3, 3.0, 40.0, 0.2)),
+        (TripletLoss(margin=0.1, reduction="mean"), (3, 1, 0.1)),
+    ],
+)
+def test_a_loss_that_has_a_kernel_is_plain_numbers(loss, constants):
+    assert plan.loss_constants(loss) == plan.LossConstants(*constants)
+
+
+def test_a_subclass_does_not_run_the_kernel_of_its_base():
+    assert plan.loss_constants(Sharper(margin=0.25)) is None
+
+
+@pytest.mark.parametrize("value", [torch.tensor(0.25), nn.Parameter(torch.tensor(0.25)), "0.25", None])
+@pytest.mark.parametrize("cls", [ContrastiveLoss, TripletLoss])
+def test_hyper_parameters_that_are_not_plain_numbers_are_left_to_the_other_engines(cls, value):
+    loss, v = cls(), torch.zeros(3, 8)
+    assert triton.supports(loss, v, v)
+    loss.__dict__["margin"] = value
+    assert plan.loss_constants(loss) is None and not triton.supports(loss, v, v)
+
+
+def test_losses_without_mining_or_without_a_kernel_are_left_to_the_other_engines():
+    v = torch.zeros(3, 8)
+    for loss in (MultiSimilarityLoss(mining=False), SupConLoss(), nn.Identity()):
+        assert not triton.supports(loss, v, v)

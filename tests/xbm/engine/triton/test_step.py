@@ -1,15 +1,14 @@
 """Whole steps under the interpreter against float64 autograd: banks, batches, shapes at the edges, half types, graphs."""
 
-import importlib
-
 import pytest
 import torch
 
 from tests.xbm.engine.triton.interpreted import LOSSES, check, memory_with, unit
 from xbm import ContrastiveLoss, CrossBatchMemory, InputError, MultiSimilarityLoss
+from xbm.engine import streaming
+from xbm.engine.triton import plan
+from xbm.engine.triton.primitives import CONTRASTIVE, CONTRASTIVE_ONE_PASS
 from xbm_app.train.label_errors import ASIDE
-
-steps = importlib.import_module("xbm.engine.triton.step")
 
 
 @pytest.mark.parametrize("exclude", ["instance", "copy"])
@@ -28,12 +27,12 @@ def test_a_bank_gives_what_float64_autograd_gives(name, reduction, exclude):
 def test_positives_met_on_the_way_and_those_listed_before_weigh_the_same(D, stored, update, reduction, monkeypatch):
     """Rows of up to 64 columns have their positives' gradient made in the same pass, wider ones get a list of them."""
     kinds = []
-    settle = steps.settle
-    monkeypatch.setattr(steps, "settle", lambda case: kinds.append(settle(case).constants.kind) or settle(case))
+    settings = plan.settings
+    monkeypatch.setattr(plan, "settings", lambda case: kinds.append(settings(case).kind) or settings(case))
     anchors, labels, ids, memory = memory_with(m=9, D=D, stored=stored, update=update)
     loss = ContrastiveLoss(engine="triton", reduction=reduction, margin=0.1)
     assert check(loss, anchors, labels, memory, ids, tolerance=1e-5 if stored == torch.float32 else 1e-3) > 0
-    assert set(kinds) == {steps.BOTH if D == 64 else steps.CONTRASTIVE}
+    assert set(kinds) == {CONTRASTIVE_ONE_PASS.value if D == 64 else CONTRASTIVE.value}
 
 
 @pytest.mark.parametrize("exclude", ["instance", "copy"])
@@ -104,7 +103,7 @@ def test_other_losses_fall_back_to_streaming():
     for loss_fn in (MultiSimilarityLoss(mining=False, engine="triton"), ContrastiveLoss(engine="triton")):
         wide = memory if not isinstance(loss_fn, ContrastiveLoss) else memory.to(torch.float64)
         v = anchors.detach().to(wide.rows.dtype)
-        assert loss_fn.pair(v, labels, wide, ids).sound is not None, "streaming: values are checked before"
+        assert loss_fn._choose_engine(v, wide.rows) is streaming
         loss_fn(v, labels, wide, ids=ids)
 
 
@@ -126,6 +125,32 @@ def test_a_step_compiles_into_one_graph(name, in_batch):
     got.backward()
     assert torch.equal(expected, got) and torch.equal(anchors.grad, twin.grad)
     assert in_batch or torch.equal(of_rows, memory.rows.grad)
+
+
+def test_a_changed_hyper_parameter_reaches_the_compiled_step():
+    anchors, labels, ids, memory = memory_with()
+    loss_fn = ContrastiveLoss(engine="triton")
+    fast = torch.compile(lambda v: loss_fn(v, labels, memory, ids=ids), fullgraph=True, backend="aot_eager")
+    values = []
+    for margin in (0.5, 0.25, 0, 0.125):
+        loss_fn.margin = margin
+        values.append(fast(anchors).item())
+        assert values[-1] == loss_fn(anchors, labels, memory, ids=ids).item()
+    assert len(set(values)) == 4
+
+
+class Halved(ContrastiveLoss):
+    name = "halved"
+
+    def combine(self, p, n):
+        combined = super().combine(p, n)
+        return combined._replace(loss=combined.loss / 2)
+
+
+def test_a_subclass_with_other_formulas_does_not_run_the_kernel_of_its_base():
+    anchors, labels, ids, memory = memory_with()
+    whole, half = (cls(engine="triton")(anchors, labels, memory, ids=ids).item() for cls in (ContrastiveLoss, Halved))
+    assert half == pytest.approx(whole / 2, rel=1e-5) and half > 0
 
 
 def test_the_same_bits_every_time():

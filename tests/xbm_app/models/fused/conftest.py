@@ -6,8 +6,7 @@ import pytest
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 collect_ignore = [] if INTERPRETED else [
-    "test_norm_forward.py", "test_norm_backward.py", "test_batch_norm.py", "test_max_pool.py", "test_response_norm.py",
-    "test_fused_modules.py",
+    "test_batch_norm.py", "test_max_pool.py", "test_modules.py", "test_response_norm.py",
 ]  # fmt: skip
 
 if INTERPRETED:
@@ -17,7 +16,7 @@ if INTERPRETED:
 @pytest.fixture
 def small_tiles(monkeypatch):
     """So that small maps have many tiles, and programs more than one each."""
-    from xbm_app.models.fused import tiling
+    from xbm_app.models.fused import channels_last
 
-    for kind in ("STATISTICS", "SUMS", "EACH", "POOL", "NEIGHBORS"):
-        monkeypatch.setattr(tiling, kind, tiling.Kind(1024, 4, 2))
+    for config in ("REDUCTION", "ELEMENTWISE", "NEIGHBORHOOD"):
+        monkeypatch.setattr(channels_last, config, channels_last.TileConfig(1024, 4, 2))

@@ -12,12 +12,11 @@ import pytest
 import torch
 
 from tests.xbm.engine.triton.sm90 import SHARED, compile_step
-from xbm.kernels.launch import INTERPRETED
+from xbm.kernels import INTERPRETED
 from xbm_app.models import build_model, freeze_batch_norm
 from xbm_app.models.fused import fuse
+from xbm_app.models.fused.batch_norm import backward, forward
 from xbm_app.models.fused.max_pool import max_pool
-from xbm_app.models.fused.norm_backward import backward
-from xbm_app.models.fused.norm_forward import forward
 from xbm_app.models.fused.response_norm import response_norm
 
 pytestmark = pytest.mark.skipif(INTERPRETED, reason="this is the process that starts the interpreter's")
@@ -154,11 +153,15 @@ def check(call, spilled):
 def test_the_papers_step_compiles_for_an_h200():
     for added in (False, True):
         norms = check(norm_step(64, 1, torch.bfloat16, added), spilled=0)
-        assert [k.name for k in norms] == ["statistics", "normalise", "reduce", "spread"]
+        assert [k.name for k in norms] == [
+            "statistics_kernel", "normalize_kernel", "parameter_gradient_kernel", "input_gradient_kernel",
+        ]  # fmt: skip
         assert max(norms[0].registers, norms[2].registers) <= 128, "or two programs no longer fit a multiprocessor"
-    assert [k.name for k in check(pool_step(64, 3, 1, 1, torch.bfloat16), spilled=0)] == ["pool", "gather"]
+    pools = check(pool_step(64, 3, 1, 1, torch.bfloat16), spilled=0)
+    assert [k.name for k in pools] == ["max_pool_kernel", "max_pool_gradient_kernel"]
     for C, dtype in ((64, torch.bfloat16), (192, torch.bfloat16), (192, torch.float32)):
-        assert [k.name for k in check(response_step(C, dtype), spilled=0)] == ["respond", "respond_back"]
+        norms = check(response_step(C, dtype), spilled=0)
+        assert [k.name for k in norms] == ["response_norm_kernel", "response_norm_gradient_kernel"]
 
 
 @pytest.mark.slow

@@ -1,13 +1,13 @@
 """Padding by words against torch's own; and timm's convolutions that pad by themselves."""
 
 import copy
-import sys
 
 import pytest
 import torch
 from timm.layers import Conv2dSame
 from torch.nn import functional as F
 
+from xbm_app.models import fused as fused_layers
 from xbm_app.models.fused import fuse
 from xbm_app.models.fused.pad import in_words, pad
 
@@ -50,8 +50,7 @@ def test_convolutions_that_pad_by_themselves(kernel, stride, dilation, size, mon
     plain = Conv2dSame(8, 8, kernel, stride, dilation=dilation, groups=8)
     fused = fuse(copy.deepcopy(plain))
     calls = []
-    module = sys.modules["xbm_app.models.fused.fuse"]  # the package has a function of that name
-    monkeypatch.setattr(module, "readable", lambda x: True)
-    monkeypatch.setattr(module, "pad", lambda x, *sides: calls.append(sides) or pad(x, *sides))
+    monkeypatch.setattr(fused_layers, "readable", lambda x: True)
+    monkeypatch.setattr(fused_layers, "pad", lambda x, *sides: calls.append(sides) or pad(x, *sides))
     x = a_map(2, 8, *size)
     assert torch.equal(fused(x), plain(x)) and len(calls) == 1

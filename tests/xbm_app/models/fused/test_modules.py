@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from tests.xbm_app.models.fused.maps import channels_last, close
-from xbm.kernels.launch import Kernel
+from xbm.kernels import Kernel
 from xbm_app.models.bn_inception import BNInception
 from xbm_app.models.fused import fuse
 from xbm_app.models.trunks import SmallNet
@@ -50,23 +50,33 @@ def same(module, *shape, tolerance=1e-5):
 
 def test_small_net(launched):
     same(SmallNet(channels=3), 2, 3, 16, 16, tolerance=1e-4)
-    assert launched == {"pool": 4, "statistics": 4, "normalise": 4, "reduce": 4, "spread": 4, "gather": 4}
+    assert launched == {
+        "max_pool_kernel": 4,
+        "statistics_kernel": 4,
+        "normalize_kernel": 4,
+        "parameter_gradient_kernel": 4,
+        "input_gradient_kernel": 4,
+        "max_pool_gradient_kernel": 4,
+    }
 
 
 def test_an_inception_block_of_googlenet(launched):
     from torchvision.models.googlenet import Inception
 
     same(Inception(16, 8, 8, 16, 8, 8, 8), 2, 16, 6, 5, tolerance=1e-4)
-    assert launched["statistics"] == launched["spread"] == 6 and launched["pool"] == launched["gather"] == 1
+    assert (
+        launched["statistics_kernel"] == launched["input_gradient_kernel"] == 6
+        and launched["max_pool_kernel"] == launched["max_pool_gradient_kernel"] == 1
+    )
 
 
 def test_a_bottleneck_and_a_basic_block_of_a_resnet(launched):
     from torchvision.models.resnet import BasicBlock, Bottleneck
 
     same(Bottleneck(32, 8, downsample=nn.Sequential(nn.Conv2d(32, 32, 1), nn.BatchNorm2d(32))), 2, 32, 4, 5, tolerance=1e-4)
-    assert launched["statistics"] == 4
+    assert launched["statistics_kernel"] == 4
     same(BasicBlock(8, 8), 2, 8, 4, 5, tolerance=1e-4)
-    assert launched["statistics"] == 6
+    assert launched["statistics_kernel"] == 6
 
 
 @pytest.mark.parametrize("act", [nn.ReLU, nn.ReLU6, None])
@@ -76,7 +86,7 @@ def test_timms_batch_norm_with_its_activation(act, launched):
     norm = BatchNormAct2d(17, apply_act=act is not None, act_layer=act or nn.ReLU)
     nn.init.constant_(norm.bias, 3.0)
     same(norm, 2, 17, 4, 5)
-    assert launched["statistics"] == 1
+    assert launched["statistics_kernel"] == 1
 
 
 def test_what_the_kernels_do_not_know_is_left_to_torch(launched):
@@ -110,4 +120,4 @@ def test_somebody_who_watches_a_norm_sees_it_alone():
 @pytest.mark.slow
 def test_bn_inception(launched):
     same(BNInception(), 3, 3, 64, 64, tolerance=2e-2)
-    assert launched["statistics"] == 69 and launched["pool"] == launched["gather"] == 5
+    assert launched["statistics_kernel"] == 69 and launched["max_pool_kernel"] == launched["max_pool_gradient_kernel"] == 5

@@ -1,7 +1,5 @@
 """The pass over the bank, however it is cut up, and with exponents beyond the range of numbers."""
 
-import importlib
-
 import pytest
 import torch
 
@@ -46,7 +44,7 @@ def test_more_programs_than_are_added_up_at_once(monkeypatch):
     monkeypatch.setattr(plan, "resources", lambda device: (40, 227 * 1024))
     monkeypatch.setattr(plan, "tiles", lambda D, half, heavy, shared: plan.Tiles(16, 16, 64, 64, True, 4, 2, 1))
     anchors, labels, ids, memory = memory_with(m=2, M=16 * 40, D=8)
-    assert plan.plan(2, 640, 8, False, False, anchors.device).splits == 40
+    assert plan.plan(2, 640, 8, False, False, anchors.device).num_splits == 40
     check(MultiSimilarityLoss(engine="triton"), anchors, labels, memory, ids)
 
 
@@ -54,6 +52,6 @@ def test_more_programs_than_are_added_up_at_once(monkeypatch):
 @pytest.mark.parametrize("name", LONG)
 def test_large_banks_find_positives_first_and_look_at_labels_late(name, stored, monkeypatch):
     """What a step does beyond so many rows, with few."""
-    monkeypatch.setattr(importlib.import_module("xbm.engine.triton.step"), "SMALL", -1)
+    monkeypatch.setattr(plan, "SMALL", -1)
     anchors, labels, ids, memory = memory_with(m=18, M=140, D=24, stored=stored)
     check(LOSSES[name](engine="triton"), anchors, labels, memory, ids, tolerance=2e-5)

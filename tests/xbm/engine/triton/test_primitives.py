@@ -4,13 +4,13 @@ import torch
 import triton
 import triton.language as tl
 
-from xbm.engine.triton.tiles import log_of_one_plus, similarities
+from xbm.engine.triton.primitives import block_similarities, log1p_exp_sum
 
 
 @triton.jit
 def _logs(mass, peak, out, N: tl.constexpr):
     n = tl.arange(0, N)
-    tl.store(out + n, log_of_one_plus(tl.load(mass + n), tl.load(peak + n)))
+    tl.store(out + n, log1p_exp_sum(tl.load(mass + n), tl.load(peak + n)))
 
 
 def test_the_logarithm_of_one_plus_a_sum_is_exact_for_tiny_and_for_huge_sums():
@@ -26,7 +26,7 @@ def test_the_logarithm_of_one_plus_a_sum_is_exact_for_tiny_and_for_huge_sums():
 @triton.jit
 def _similarities(anchors, rows, out, D: tl.constexpr, BK: tl.constexpr):
     n = tl.arange(0, 16)
-    S = similarities(anchors, rows, n, n, n < 16, n < 16, D, 16, 16, BK, "ieee")
+    S = block_similarities(anchors, rows, n, n, n < 16, n < 16, D, 16, 16, BK, "ieee")
     tl.store(out + n[:, None] * 16 + n[None, :], S)
 
 

@@ -6,15 +6,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from xbm_app.models.fused import branches
-from xbm_app.models.fused.branches import beside
+from xbm_app.models import fused
+from xbm_app.models.fused import in_parallel
 
 BRANCHES = [lambda x: x + 1, lambda x: x * 2, lambda x: x - 3]
 
 
 def test_outside_a_graph_they_run_one_after_the_other():
     x = torch.arange(4.0)
-    assert [y.tolist() for y in beside(BRANCHES, x)] == [f(x).tolist() for f in BRANCHES]
+    assert [y.tolist() for y in in_parallel(BRANCHES, x)] == [f(x).tolist() for f in BRANCHES]
 
 
 class Stream:
@@ -26,7 +26,7 @@ class Stream:
 
 
 class Seen(torch.Tensor):
-    """As on a GPU, as far as `beside` looks."""
+    """As on a GPU, as far as `in_parallel` looks."""
 
     is_cuda = True
     events: list = []  # noqa: RUF012
@@ -49,8 +49,8 @@ def test_inside_a_graph_every_stream_waits_and_is_waited_for(monkeypatch):
     fake = SimpleNamespace(
         is_current_stream_capturing=lambda: True, current_stream=lambda device: main, stream=on, Stream=lambda device: None
     )
-    monkeypatch.setattr(branches.torch, "cuda", fake)
-    monkeypatch.setattr(branches, "_streams", lambda device, count: [Stream(f"side {k}", events) for k in range(count)])
+    monkeypatch.setattr(fused.torch, "cuda", fake)
+    monkeypatch.setattr(fused, "_streams", lambda device, count: [Stream(f"side {k}", events) for k in range(count)])
 
     def noted(k):
         def branch(x):
@@ -60,7 +60,7 @@ def test_inside_a_graph_every_stream_waits_and_is_waited_for(monkeypatch):
         return branch
 
     x = torch.arange(4.0).as_subclass(Seen)
-    made = beside([noted(k) for k in range(3)], x)
+    made = in_parallel([noted(k) for k in range(3)], x)
     assert [y.tolist() for y in made] == [f(torch.arange(4.0)).tolist() for f in BRANCHES]
     assert events == [
         "side 0 waits for main", "kept for side 0", "1 on side 0",

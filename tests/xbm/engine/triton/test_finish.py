@@ -30,7 +30,7 @@ def test_unsound_anchors_add_nothing_and_are_counted(name, in_batch):
     assert (bad.grad[[1, 4, 6]] == 0).all() and int(stats.unsound) == 3
     assert stats.valid_negatives[kept].tolist() == expected.valid_negatives.tolist()
     assert stats.valid_negatives[[1, 4, 6]].tolist() == [0, 0, 0]
-    with pytest.raises(InputError, match="3 anchors were left out"):
+    with pytest.raises(InputError, match="3 anchors were skipped"):
         stats.read()
 
 
@@ -38,5 +38,5 @@ def test_a_caller_may_rule_anchors_out():
     anchors, labels, ids, memory = memory_with(m=5)
     sound = torch.tensor([True, False, True, True, True])
     p = Pairing(memory.rows, memory.row_labels, memory.stamps, labels, sound, ids, memory.row_ids)
-    _, stats = kernels.compare(ContrastiveLoss(), anchors, p, True)
-    assert stats[1][1] == 0 and stats[5] == 1
+    result = kernels.compare(ContrastiveLoss(), anchors, p, True, False, True)
+    assert result.statistics[1][1] == 0 and result.unsound == 1

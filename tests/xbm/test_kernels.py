@@ -5,8 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import triton
 
-from xbm.kernels import launch
+from xbm import kernels
 
 
 class Jitted:
@@ -48,8 +49,8 @@ class Driver:
 
 @pytest.fixture(autouse=True)
 def _no_gpu(monkeypatch):
-    monkeypatch.setattr(launch, "INTERPRETED", False)
-    monkeypatch.setattr(launch.triton.runtime, "driver", Driver)
+    monkeypatch.setattr(kernels, "INTERPRETED", False)
+    monkeypatch.setattr(triton.runtime, "driver", Driver)
 
 
 COMPILED = ((2, 3, 1), (1, 2.5), {"num_warps": 8, "num_stages": 3, "launch_pdl": False})
@@ -57,26 +58,26 @@ COMPILED = ((2, 3, 1), (1, 2.5), {"num_warps": 8, "num_stages": 3, "launch_pdl":
 
 def start(kernel, *keys):
     for key in keys:
-        kernel(key if key is None else launch.number(key), (2, 3, 1), 8, 3, 1, 2.5)
+        kernel(key if key is None else kernels.kernel_key(key), (2, 3, 1), 8, 3, 1, 2.5)
 
 
 def test_a_kernel_is_compiled_once_a_key():
     jitted = Jitted()
-    start(launch.Kernel(jitted), "a", "a", "b", None, None)
+    start(kernels.Kernel(jitted), "a", "a", "b", None, None)
     assert jitted.calls == [COMPILED, ("directly", (2, 3, 1), (1, 2.5)), COMPILED, COMPILED, COMPILED]
 
 
 def test_a_kernel_overlaps_with_the_one_ahead_only_if_it_says_that_it_waits():
     jitted = Jitted()
-    start(launch.Kernel(jitted, overlap=True), "a")
-    assert jitted.calls[0][2]["launch_pdl"] == launch.OVERLAP
+    start(kernels.Kernel(jitted, overlap=True), "a")
+    assert jitted.calls[0][2]["launch_pdl"] == kernels.overlaps()
 
 
 def test_where_somebody_watches_or_scratch_is_needed_triton_starts_it(monkeypatch):
     jitted = Jitted()
-    kernel = launch.Kernel(jitted)
+    kernel = kernels.Kernel(jitted)
     start(kernel, "a")
-    hook = launch.triton.knobs.runtime.launch_enter_hook
+    hook = triton.knobs.runtime.launch_enter_hook
     hook.add(print)
     start(kernel, "a")
     hook.remove(print)
@@ -89,9 +90,9 @@ def test_where_somebody_watches_or_scratch_is_needed_triton_starts_it(monkeypatc
 
 def test_tensors_are_handed_on_as_addresses():
     jitted, tensor = Jitted(), torch.zeros(3)
-    kernel = launch.Kernel(jitted)
+    kernel = kernels.Kernel(jitted)
     for _ in range(2):
-        kernel(launch.number("addresses"), (1, 1, 1), 8, 3, tensor, None, 2)
+        kernel(kernels.kernel_key("addresses"), (1, 1, 1), 8, 3, tensor, None, 2)
     assert jitted.calls[1] == ("directly", (1, 1, 1), (tensor.data_ptr(), None, 2))
 
 
@@ -99,7 +100,7 @@ def test_kernels_start_on_the_device_of_what_they_are_given(monkeypatch):
     entered = []
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "device", lambda device: entered.append(device) or nullcontext())
-    call = launch.on_device_of(1)(lambda a, rows: (a, rows.device))
+    call = kernels.on_device_of(1)(lambda a, rows: (a, rows.device))
     for name, wanted in (("cpu", []), ("cuda:0", []), ("cuda:1", [torch.device("cuda:1")])):
         rows = SimpleNamespace(device=torch.device(name))
         assert call(7, rows) == (7, rows.device) and entered == wanted
