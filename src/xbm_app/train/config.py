@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from xbm.errors import InputError, unknown
-from xbm_app.train.files import replacing
+from xbm_app.files import replacing
 
 MOST_SEED = (1 << 63) - 1
 

@@ -11,8 +11,8 @@ from xbm_app.data.images import Dataset, ImageSet, Protocol
 from xbm_app.data.store import prepare
 from xbm_app.train.config import Data, override
 from xbm_app.train.dataset import begin_run, flip_labels, hold_out, read_data, read_run, store_of
+from xbm_app.train.load import evaluate_run
 from xbm_app.train.loop import train
-from xbm_app.train.scoring import evaluate_run
 
 
 @pytest.fixture
@@ -211,3 +211,120 @@ def test_held_out_and_test_classes_keep_their_labels_and_the_training_feed_has_t
     store = prepare(read_data(config.data).train, tmp_path / "store", resize=16, quiet=True)
     stored = store_of(wrong.train, override(noisy, {"data.store": str(store)}).data)
     assert stored.labels.tolist() == wrong.train.labels.tolist()
+
+# ---------------------------------------------------------------- batches
+
+
+@pytest.fixture
+def run(photos, tmp_path):
+    def build(name: str = "run", **changes) -> RunState:
+        config = tiny_config(photos, **changes)
+        return RunState(config, begin_run(config, tmp_path / name), tmp_path / name)
+
+    return build
+
+
+def ids_of(batches) -> list[list[int]]:
+    return [ids.tolist() for _, _, ids in batches]
+
+
+def test_a_step_has_a_batch_of_the_sampler_from_any_start(run):
+    data = run().data
+    expected = [data.sampler.batch(step).tolist() for step in range(17)]
+    for start in (0, 5, 16, 17):
+        assert [ids_of(batches) for batches in data.steps(start)] == [[ids] for ids in expected[start:]]
+
+
+def test_labels_and_images_belong_to_the_ids(run):
+    state = run()
+    for step, ((images, labels, ids),) in enumerate(state.data.steps(14), start=14):
+        assert torch.equal(labels, torch.from_numpy(state.dataset.train.labels)[ids])
+        assert torch.equal(images, state.data.feed.train(ids.numpy(), step))
+
+
+@pytest.mark.parametrize(("updates", "parts"), [(3, 1), (1, 2), (2, 3)])
+def test_a_step_with_several_batches_takes_them_in_order(run, updates, parts):
+    data = run(memory__updates_per_step=updates, batch__accumulate=parts, optim__iterations=4).data
+    n = updates * parts
+    assert data.batches_per_step == n
+    for step, batches in enumerate(data.steps(1), start=1):
+        assert ids_of(batches) == [data.sampler.batch(k).tolist() for k in range(step * n, step * n + n)]
+
+
+def test_without_memory_nothing_extra_is_read(run):
+    state = run(memory__ratio=0.0, memory__updates_per_step=5)
+    assert state.memory is None and state.data.batches_per_step == 1
+    assert all(len(batches) == 1 for batches in state.data.steps(10))
+
+
+@pytest.mark.parametrize("size", [5, 7, 36, 64])
+def test_random_batches_have_each_image_once_in_views_that_training_never_shows(run, size):
+    state = run(batch__size=size, batch__sampler="shuffle") if size < 64 else run()
+    data, labels = state.data, torch.from_numpy(state.dataset.train.labels)
+    data.config = tiny_config(state.config.data.root, batch__size=size)
+    batches = list(data.random_batches(data.random_indices()))
+    ids = torch.cat([ids for _, _, ids in batches])
+    assert sorted(ids.tolist()) == list(range(36)) and ids.tolist() != list(range(36))
+    assert all(1 < len(batch[2]) <= size for batch in batches)  # batch norm fails on a single image
+    assert torch.equal(torch.cat([labels for _, labels, _ in batches]), labels[ids])
+    views = [data.feed.train(batches[0][2].numpy(), step) for step in (-1, *range(17))]
+    assert torch.equal(batches[0][0], views[0]) and not any(torch.equal(batches[0][0], view) for view in views[1:])
+
+
+def config(**changes):
+    return override(Config(), {name.replace("__", "."): value for name, value in changes.items()})
+
+
+@pytest.mark.parametrize("kind", ["pk", "shuffle"])
+def test_the_ranks_samplers_share_the_batches_of_one(kind, photos):
+    chosen = config(batch__size=6, batch__per_class=2, batch__sampler=kind)
+    images = read_data(tiny_config(photos).data).train
+    for k in (0, 3):
+        parts = [sampler_of(images, chosen, rank, 3).batch(k) for rank in range(3)]
+        assert np.concatenate(parts).tolist() == sampler_of(images, chosen).batch(k).tolist()
+
+
+def test_samplers():
+    images = ImageSet("made", np.repeat(np.arange(5), 3), list("abcde"), pixels=np.zeros((15, 4, 4), np.uint8))
+    sampler = sampler_of(images, config(batch__size=6, batch__per_class=2))
+    assert isinstance(sampler, PKSampler) and len(np.unique(images.labels[sampler.batch(3)])) == 3
+    assert isinstance(sampler_of(images, config(batch__size=6, batch__sampler="shuffle")), ShuffleSampler)
+    with pytest.raises(InputError, match=r"batch.size=7 must be a multiple of batch.per_class=2"):
+        sampler_of(images, config(batch__size=7, batch__per_class=2))
+    with pytest.raises(InputError, match="did you mean 'shuffle'"):
+        sampler_of(images, config(batch__sampler="shufle"))
+
+
+def test_the_feed_suits_the_set(photos, tmp_path):
+    chosen = tiny_config(photos)
+    images = read_data(chosen.data).train
+    augmentation = augmentation_of(chosen, model_of(chosen))
+
+    def feed(of=images, **changes):
+        return feed_of(of, tiny_config(photos, **changes), augmentation, torch.device("cpu"))
+
+    assert type(feed()) is DecodeFeed
+    pixels = np.stack([np.asarray(images.open(k)) for k in range(len(images))])
+    assert type(feed(ImageSet("made", images.labels, images.class_names, pixels=pixels))) is ResidentFeed
+    store = str(prepare(images, tmp_path / "store", resize=16, quiet=True))
+    assert type(feed(data__store=store)) is StoreFeed
+    assert type(feed(data__store=store, data__feed="resident")) is ResidentFeed
+    assert type(feed(data__store=store, data__feed="decode")) is DecodeFeed
+    batches = [feed(data__store=s, data__feed=f).train(np.array([5, 2]), 3) for s, f in ((store, "store"), (None, "decode"))]
+    assert torch.equal(*batches)
+    with pytest.raises(InputError, match="create a store with `xbm prepare`"):
+        feed(data__feed="store")
+    with pytest.raises(InputError, match="did you mean 'resident'"):
+        feed(data__feed="residnt")
+
+
+def test_augmentations():
+    model = model_of(config(model__trunk="small", model__weights="none"))
+    kinds = {name: augmentation_of(config(data__augmentation=name), model) for name in AUGMENTATIONS}
+    assert {name: (a.kind, a.flip, a.padding, a.channels) for name, a in kinds.items()} == {
+        "paper": ("crop", True, 0, 1), "official": ("resized_crop", True, 0, 1), "shift": ("shift", False, 14, 1),
+        "none": ("none", False, 0, 1),
+    }  # fmt: skip
+    assert kinds["paper"].resize == 256 and kinds["paper"].crop == 224
+    with pytest.raises(InputError, match="did you mean 'paper'"):
+        augmentation_of(config(data__augmentation="papr"), model)

@@ -6,71 +6,39 @@ import torch
 
 from tests.tiny import same, tiny_config
 from xbm.errors import InputError
-from xbm_app.train.checkpoint import read_checkpoint
-from xbm_app.train.dataset import begin_run
-from xbm_app.train.job import TALLY, Job
-from xbm_app.train.label_errors import ASIDE
+from xbm.losses import ContrastiveLoss, MultiSimilarityLoss
+from xbm_app.data.feeds import DecodeFeed, ResidentFeed, StoreFeed
+from xbm_app.data.images import ImageSet
+from xbm_app.data.samplers import PKSampler, ShuffleSampler
+from xbm_app.data.store import prepare
+from xbm_app.files import read_checkpoint
+from xbm_app.train import state as task
+from xbm_app.train.config import Config, override
+from xbm_app.train.dataset import begin_run, read_data
+from xbm_app.train.label_errors import IGNORED
+from xbm_app.train.state import SUMS as TALLY
+from xbm_app.train.state import RunState
 
 
 @pytest.fixture
 def job(photos, tmp_path):
-    def make(name: str = "run", **changes) -> Job:
+    def make(name: str = "run", **changes) -> RunState:
         config = tiny_config(photos, **changes)
-        return Job(config, begin_run(config, tmp_path / name), tmp_path / name)
+        return RunState(config, begin_run(config, tmp_path / name), tmp_path / name)
 
     return make
 
 
-def ids_of(batches) -> list[list[int]]:
-    return [ids.tolist() for _, _, ids in batches]
 
 
-def test_an_iteration_is_a_batch_of_the_sampler_from_any_start(job):
-    made = job()
-    wanted = [made.sampler.batch(step).tolist() for step in range(17)]
-    for start in (0, 5, 16, 17):
-        found = list(made.iterations(start))
-        assert [each.step for each in found] == list(range(start, 17))
-        assert [ids_of(each.anchors) for each in found] == [[ids] for ids in wanted[start:]]
-        assert all(each.extra == [] for each in found)
 
 
-def test_labels_and_images_belong_to_the_ids(job):
-    made = job()
-    for step, _, ((images, labels, ids),) in made.iterations(14):
-        assert torch.equal(labels, torch.from_numpy(made.dataset.train.labels)[ids])
-        assert torch.equal(images, made.feed.train(ids.numpy(), step))
 
 
-@pytest.mark.parametrize(("updates", "parts"), [(3, 1), (1, 2), (2, 3)])
-def test_more_batches_an_iteration_are_shared_out_in_order(job, updates, parts):
-    made = job(memory__updates_per_step=updates, batch__accumulate=parts, optim__iterations=4)
-    each = updates * parts
-    assert made.batches_per_step == each
-    for step, extra, anchors in made.iterations(1):
-        ticks = range(step * each, step * each + each)
-        assert ids_of(anchors) == [made.sampler.batch(t).tolist() for t in ticks if t % updates == updates - 1]
-        assert ids_of(extra) == [made.sampler.batch(t).tolist() for t in ticks if t % updates != updates - 1]
-        assert (len(anchors), len(extra)) == (parts, parts * (updates - 1))
 
 
-def test_without_memory_nothing_extra_is_read(job):
-    made = job(memory__ratio=0.0, memory__updates_per_step=5)
-    assert made.memory is None and made.batches_per_step == 1
-    assert all(each.extra == [] for each in made.iterations(10))
 
 
-@pytest.mark.parametrize("size", [5, 7, 36, 64])
-def test_random_images_are_all_of_them_once_in_views_that_training_never_shows(job, size):
-    made = job(batch__size=size, batch__sampler="shuffle") if size < 64 else job()
-    made.config = tiny_config(made.config.data.root, batch__size=size)
-    parts = list(made.random_images(made.random_parts()))
-    ids = torch.cat([ids for _, _, ids in parts])
-    assert sorted(ids.tolist()) == list(range(36)) and ids.tolist() != list(range(36))
-    assert all(1 < len(part[2]) <= size for part in parts)  # batch norm cannot do with one
-    assert torch.equal(torch.cat([labels for _, labels, _ in parts]), torch.from_numpy(made.dataset.train.labels)[ids])
-    views = [made.feed.train(parts[0][2].numpy(), step) for step in (-1, *range(17))]
-    assert torch.equal(parts[0][0], views[0]) and not any(torch.equal(parts[0][0], view) for view in views[1:])
 
 
 def tracked(told):
@@ -239,13 +207,13 @@ DOUBTING = {"memory__update": "moving_average", "memory__doubt": "skip"}
 
 def test_labels_are_looked_at_every_few_steps_and_seldom_where_that_is_much(job, monkeypatch):
     made, looks = job(**DOUBTING), []
-    monkeypatch.setattr("xbm_app.train.job.set_aside", lambda memory, classes: looks.append((memory, classes)))
+    monkeypatch.setattr("xbm_app.train.loop.ignore_label_errors", lambda memory, classes: looks.append((memory, classes)))
     for done in range(1, 31):
         made.doubt_labels(done)
     assert looks == [(made.memory, 6)] * 3
-    monkeypatch.setattr("xbm_app.train.job.LOOK", 1)
+    monkeypatch.setattr("xbm_app.train.state.LOOK", 1)
     for compared, times in ((36 * 6 // 2, 15), (1, 7)):  # 216 pairs: every other step; at most as long as it takes to meet all
-        monkeypatch.setattr("xbm_app.train.job.COMPARED", compared)
+        monkeypatch.setattr("xbm_app.train.state.COMPARED", compared)
         looks.clear()
         for done in range(1, 31):
             made.doubt_labels(done)
@@ -256,10 +224,147 @@ def test_labels_are_looked_at_every_few_steps_and_seldom_where_that_is_much(job,
 
 def test_what_is_set_aside_learns_nothing(job):
     made, ids = job(**DOUBTING), torch.tensor([3, 0, 7])
-    made.memory.stamps[7] = ASIDE
+    made.memory.stamps[7] = IGNORED
     anchors = torch.randn(3, 8, requires_grad=True)
     found = made.learning(anchors, ids)
     (gradient,) = torch.autograd.grad((2 * found).sum(), anchors)
     assert torch.equal(found, anchors) and gradient[:, 0].tolist() == [2, 2, 0]
     plain = job("plain", memory__update="moving_average")
     assert plain.learning(anchors, ids) is anchors
+
+
+CPU = torch.device("cpu")
+
+
+def config(**changes):
+    return override(Config(), {name.replace("__", "."): value for name, value in changes.items()})
+
+
+def test_devices_are_picked_or_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert task.pick_device("auto") == task.pick_device("cpu") == torch.device("cpu")
+    with pytest.raises(InputError, match="no GPU is visible"):
+        task.pick_device("cuda")
+    with pytest.raises(InputError, match="there is no device 'gpu'"):
+        task.pick_device("gpu")
+    for name in ("meta", "hpu", "xpu"):
+        with pytest.raises(InputError, match=f"device {name} cannot be used on this machine: use auto, cpu or cuda"):
+            task.pick_device(name)
+
+
+def test_a_crop_of_which_the_trunk_leaves_nothing_is_refused():
+    small = {"model__trunk": "small", "model__weights": "none", "model__dim": 5}
+    with pytest.raises(InputError, match=r"data.crop=1 is too small for small: give a larger data.crop"):
+        task.model_of(config(data__crop=1, **small))
+    assert task.model_of(config(data__crop=32, **small)).training
+
+
+@pytest.mark.parametrize("ratio", [0, 1])
+@pytest.mark.parametrize("name", ["update", "reduction", "spread", "dtype", "doubt"])
+def test_a_name_that_there_is_not_is_refused_with_memory_and_without(name, ratio):
+    for value in ("foo", ""):
+        with pytest.raises(InputError, match=f"unknown memory.{name} '{value}'"):
+            task.memory_of(config(**{"memory__ratio": ratio, f"memory__{name}": value}), 9, CPU)
+
+
+def test_a_run_is_advised_what_its_config_lacks_and_its_data_allow():
+    def watch(labels=(0, 0, 1), **changes):
+        chosen = config(model__dim=5, **changes)
+        return task.watch_of(chosen, task.memory_of(chosen, len(labels), CPU), np.asarray(labels))
+
+    plain = watch(memory__ratio=0.7)
+    assert plain.remedies == ("memory.reduction=balanced", "memory.batch_weight=1") and plain.smaller and plain.larger
+    ours = watch(memory__reduction="balanced", memory__batch_weight=1)
+    assert ours.remedies == () and ours.smaller and not ours.larger and not ours.summed
+    assert watch(loss__name="multi_similarity").remedies == ("memory.batch_weight=1",)  # it holds itself back
+    assert not watch(memory__update="moving_average").smaller  # a slot an image
+    assert plain.negatives and plain.positives
+    assert not watch((0, 0, 0)).negatives and watch((0, 0, 0)).positives
+    assert not watch((0, 1, 2)).positives and watch((0, 1, 2)).negatives
+    assert watch(memory__ratio=0).remedies == ()
+
+
+@pytest.mark.parametrize(
+    ("ratio", "update", "images", "size"),
+    [(1.0, "queue", 37, 37), (0.2, "queue", 37, 7), (0.5, "queue", 7, 4), (1e-4, "queue", 37, 1), (1.0, "backprop", 37, 37)],
+)
+def test_the_memory_holds_the_ratio_of_the_images(ratio, update, images, size):
+    memory = task.memory_of(config(memory__ratio=ratio, memory__update=update, model__dim=5), images, CPU)
+    assert memory.rows.shape == (size, 5) and memory.update == update
+
+
+def test_no_ratio_no_memory():
+    assert task.memory_of(config(memory__ratio=0), 37, CPU) is None
+
+
+def test_the_memorys_settings_reach_it():
+    chosen = {"memory__update": "backprop", "memory__alpha": 0.3, "memory__momentum": 0.8, "memory__dtype": "float64"}
+    memory = task.memory_of(config(**chosen), 9, CPU)
+    assert (memory.alpha, memory.momentum, memory.rows.dtype) == (0.3, 0.8, torch.float64)
+    assert task.memory_of(config(memory__update="moving_average"), 9, CPU).momentum == 0.9
+
+
+def test_memories_that_cannot_be_are_refused():
+    with pytest.raises(InputError, match=r"keeps one slot an image: memory.ratio must be 1"):
+        task.memory_of(config(memory__ratio=0.5, memory__update="backprop"), 9, CPU)
+    with pytest.raises(InputError, match="did you mean 'float16'"):
+        task.memory_of(config(memory__dtype="float15"), 9, CPU)
+    with pytest.raises(InputError, match="did you mean 'skip'"):
+        task.memory_of(config(memory__doubt="skipp"), 9, CPU)
+    with pytest.raises(InputError, match=r"a queue has none for each: set memory.doubt=keep"):
+        task.memory_of(config(memory__doubt="skip"), 9, CPU)
+    keyed = config(memory__doubt="skip", memory__update="moving_average", memory__spread="sharded")
+    with pytest.raises(InputError, match=r"a part on each process: set memory.doubt=keep, or memory.spread=replicated"):
+        task.memory_of(keyed, 9, CPU, world=2)
+    assert task.memory_of(keyed, 9, CPU).size == 9
+    assert task.memory_of(config(memory__doubt="skip", memory__ratio=0), 9, CPU) is None
+    slow = {"memory__update": "moving_average", "memory__momentum": 0.99}
+    with pytest.raises(InputError, match=r"less than memory.dtype=bfloat16 can tell: set memory.dtype=float32"):
+        task.memory_of(config(memory__dtype="bfloat16", **slow), 9, CPU)
+    with pytest.raises(InputError, match=r"memory.update=backprop moves rows by less than memory.dtype=float16 can tell"):
+        task.memory_of(config(memory__dtype="float16", memory__update="backprop"), 9, CPU)
+    assert task.memory_of(config(**slow), 9, CPU).momentum == 0.99
+    with pytest.raises(InputError, match="did you mean 'queue'"):
+        task.memory_of(config(memory__update="que"), 9, CPU)
+
+
+def test_the_losss_settings_reach_it():
+    loss = task.loss_of(config(loss__options={"margin": 0.3}, loss__reduction="mean", loss__exclude="instance"))
+    assert isinstance(loss, ContrastiveLoss) and (loss.margin, loss.reduction, loss.exclude) == (0.3, "mean", "instance")
+    assert isinstance(task.loss_of(config(loss__name="multi_similarity")), MultiSimilarityLoss)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"loss__name": "contrastiv"}, "unknown loss 'contrastiv': did you mean 'contrastive'"),
+        ({"loss__options": {"marign": 0.3}}, "loss.options=.*marign.* do not fit the contrastive loss"),
+        ({"loss__reduction": "men"}, "did you mean 'mean'"),
+    ],
+)
+def test_losses_that_cannot_be_are_refused(changes, message):
+    with pytest.raises(InputError, match=message):
+        task.loss_of(config(**changes))
+
+
+
+
+
+
+
+
+
+
+def test_batch_norm_is_frozen_when_asked():
+    for frozen in (False, True):
+        model = task.model_of(config(model__trunk="small", model__weights="none", model__freeze_batch_norm=frozen)).train()
+        norms = [module for module in model.modules() if isinstance(module, torch.nn.BatchNorm2d)]
+        assert norms and all(norm.training is not frozen for norm in norms)
+
+
+def test_a_queue_on_a_gpu_holds_half_rows_unless_told():
+    gpu = torch.device("cuda")
+    assert task.memory_of(config(), 9, gpu).rows.dtype == torch.bfloat16
+    assert task.memory_of(config(memory__update="moving_average"), 9, gpu).rows.dtype == torch.float32
+    assert task.memory_of(config(memory__dtype="float32"), 9, gpu).rows.dtype == torch.float32
+    assert task.memory_of(config(), 9, CPU).rows.dtype == torch.float32
