@@ -49,7 +49,7 @@ def read_data(data: Data, split: Path | None = None) -> Dataset:
         return read_stored(Path(data.store))
     if data.root is None:
         option = "--data DIR" if data.name == "own" else "--root DIR"
-        raise InputError(f"the images of {data.name} are not located: pass {option} (data.root)")
+        raise InputError(f"the folder with the images of {data.name} is not set: pass {option} (data.root)")
     root = Path(data.root)
     if data.name != "own":
         return read_benchmark(data.name, root)

@@ -230,11 +230,13 @@ def pick_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         raise InputError(f"device {name!r} does not exist: use auto, cpu or cuda") from None
+    if device.type == "cpu":
+        return device
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise InputError("device cuda is not available, no GPU is visible: use device=cpu, or check the driver")
     accelerator = torch.accelerator.current_accelerator(check_available=True)
-    if device.type != "cpu" and (accelerator is None or device.type != accelerator.type):
+    if accelerator is None or device.type != accelerator.type or (device.index or 0) >= torch.accelerator.device_count():
         raise InputError(f"device {name} is not available on this machine: use auto, cpu or cuda")
-    if device.type != "cpu" and (device.index or 0) >= torch.accelerator.device_count():
-        raise InputError(f"device {name} does not exist: this machine has {torch.accelerator.device_count()} of this type")
     return device
 
 

@@ -4,15 +4,30 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from tests.tiny import draw_photos, tiny_config
 from xbm.errors import InputError
+from xbm_app.data.feeds import DecodeFeed, ResidentFeed, StoreFeed
 from xbm_app.data.images import Dataset, ImageSet, Protocol
+from xbm_app.data.samplers import PKSampler, ShuffleSampler
 from xbm_app.data.store import prepare
-from xbm_app.train.config import Data, override
-from xbm_app.train.dataset import begin_run, flip_labels, hold_out, read_data, read_run, store_of
+from xbm_app.train.config import Config, Data, override
+from xbm_app.train.dataset import (
+    AUGMENTATIONS,
+    augmentation_of,
+    begin_run,
+    feed_of,
+    flip_labels,
+    hold_out,
+    read_data,
+    read_run,
+    sampler_of,
+    store_of,
+)
 from xbm_app.train.load import evaluate_run
 from xbm_app.train.loop import train
+from xbm_app.train.state import RunState, model_of
 
 
 @pytest.fixture
@@ -85,7 +100,7 @@ def test_a_table_is_written_down_too_and_not_needed_again(own, tmp_path):
 
 def test_broken_images_stop_a_run_before_it_begins(own, tmp_path, capsys):
     (own / "class_03" / "1.png").write_bytes(b"no picture")
-    with pytest.raises(InputError, match=r"1 image is broken in .*: mend them, or add --skip-problems"):
+    with pytest.raises(InputError, match=r"1 image is broken in .*: repair them, or add --skip-problems"):
         begin_run(tiny_config(own), tmp_path / "run")
     assert "class_03/1.png" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
@@ -136,7 +151,7 @@ def test_held_out_classes_are_the_same_for_every_seed_and_order(photos, tmp_path
 
 @pytest.mark.parametrize("share", [0.1, 0.95, 1.0, 2.0])
 def test_a_share_that_leaves_too_few_classes_is_refused(share):
-    with pytest.raises(InputError, match=f"data.holdout={share} of 10 classes leaves too few"):
+    with pytest.raises(InputError, match=f"data.holdout={share} of 10 classes leaves fewer than 2"):
         hold_out(made(10), share)
 
 
@@ -148,7 +163,7 @@ def test_the_share_that_is_advised_instead_works(classes):
 
 
 def test_too_few_classes_to_hold_any_out_are_refused():
-    with pytest.raises(InputError, match=r"two training classes on either side, and there are 3: set it to 0"):
+    with pytest.raises(InputError, match=r"at least 4 training classes, got 3: set it to 0"):
         hold_out(made(3), 0.5)
 
 
@@ -175,8 +190,8 @@ def test_a_store_serves_a_part_of_what_it_holds(own, tmp_path):
     [
         (Data(name="birds"), "unknown data set 'birds'"),
         (Data(name="car"), "did you mean 'cars'"),
-        (Data(name="cars"), r"give --root DIR \(data.root\)"),
-        (Data(name="own"), r"give --data DIR \(data.root\)"),
+        (Data(name="cars"), r"pass --root DIR \(data.root\)"),
+        (Data(name="own"), r"pass --data DIR \(data.root\)"),
         (Data(name="own", root="/no/such/folder"), "/no/such/folder is no folder"),
         (Data(name="own", root="/no/such/list.csv"), "/no/such/list.csv is missing"),
     ],
@@ -193,11 +208,11 @@ def test_as_many_labels_are_flipped_as_asked_and_to_other_classes_that_are_there
     assert (wrong.labels != right.labels).sum() == round(0.3 * len(right)) and wrong.labels.max() < 10
     assert wrong.class_names == right.class_names and (flip_labels(right, 0.3).labels == wrong.labels).all()
     assert (flip_labels(right, 0.0).labels == right.labels).all()
-    with pytest.raises(InputError, match=r"data\.noise=1\.5 is no share of the labels"):
+    with pytest.raises(InputError, match=r"data\.noise must satisfy 0 ≤ noise < 1, got 1\.5"):
         flip_labels(right, 1.5)
-    with pytest.raises(InputError, match="give 0 or more, and less than 1"):
+    with pytest.raises(InputError, match="must satisfy 0 ≤ noise < 1"):
         flip_labels(right, 1.0)
-    with pytest.raises(InputError, match="there is one class: set it to 0"):
+    with pytest.raises(InputError, match="at least 2 training classes, got 1"):
         flip_labels(made(1).train, 0.5)
     assert (flip_labels(made(1).train, 0.0).labels == 0).all()
 
@@ -211,6 +226,7 @@ def test_held_out_and_test_classes_keep_their_labels_and_the_training_feed_has_t
     store = prepare(read_data(config.data).train, tmp_path / "store", resize=16, quiet=True)
     stored = store_of(wrong.train, override(noisy, {"data.store": str(store)}).data)
     assert stored.labels.tolist() == wrong.train.labels.tolist()
+
 
 # ---------------------------------------------------------------- batches
 

@@ -7,9 +7,7 @@ from torch.nn.functional import normalize
 
 from xbm.errors import InputError
 from xbm_app.train.config import Config, override
-from xbm_app.train.metrics import COLUMNS, Metrics, read_metrics
-from xbm_app.train.metrics import RunWatcher
-from xbm_app.train.metrics import cosine_and_rank
+from xbm_app.train.metrics import COLUMNS, Metrics, RunWatcher, cosine_and_rank, read_metrics
 
 ROW = {"step": 4.0, "loss": 0.1 + 0.2, "lr": 1e-5, "valid_negatives_batch": 31.0, "memory_loss": math.nan, "drift_10": 1 / 3}
 

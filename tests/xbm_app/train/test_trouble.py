@@ -51,7 +51,9 @@ def test_a_full_disk_is_one_sentence_and_the_run_goes_on_once_there_is_room(phot
             from xbm_app.train import finish
 
             patch.setattr(finish, "write_json", full)
-        with pytest.raises(InputError, match=r"could not write .* \(No space left on device\); the previous checkpoint") as error:
+        with pytest.raises(
+            InputError, match=r"could not write .* \(No space left on device\); the previous checkpoint"
+        ) as error:
             train(config, tmp_path / "run", quiet=True)
     assert "\n" not in str(error.value) and "the previous checkpoint is intact" in str(error.value)
     assert last(tmp_path / "run")["step"] == {"checkpoint": 7, "metrics": 7, "tensorboard": 14, "result": 17}[where]
