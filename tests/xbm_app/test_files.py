@@ -62,7 +62,10 @@ def test_what_the_disk_says_becomes_one_sentence(tmp_path):
     assert "\n" not in str(error.value)
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "last.pt").touch()
-    with pytest.raises(InputError, match=rf"could not write {tmp_path} .*previous checkpoint is intact"), explain_disk_errors(tmp_path):
+    with (
+        pytest.raises(InputError, match=rf"could not write {tmp_path} .*previous checkpoint is intact"),
+        explain_disk_errors(tmp_path),
+    ):
         raise OSError(errno.EROFS, "Read-only file system")
 
 
@@ -155,9 +158,7 @@ def little_disk(tmp_path):
 def test_a_disk_that_is_really_full(little_disk):
     path = little_disk / "last.pt"
     write_checkpoint(path, STATE)
-    with pytest.raises(
-        InputError, match=r"could not write .* \(No space left on device\); the previous checkpoint is intact"
-    ):
+    with pytest.raises(InputError, match=r"could not write .* \(No space left on device\); the previous checkpoint is intact"):
         write_checkpoint(path, {"step": 8, "rows": torch.zeros(100_000)})
     assert read_checkpoint(path)["step"] == 7 and os.listdir(little_disk) == ["last.pt"]
 

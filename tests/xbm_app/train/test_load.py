@@ -83,7 +83,7 @@ def test_weights_are_not_fetched_again(run, tmp_path):
 
 
 def test_what_holds_no_model_is_refused(run, tmp_path):
-    with pytest.raises(InputError, match=f"{tmp_path} holds no checkpoint: give a run folder made by `xbm train`"):
+    with pytest.raises(InputError, match=f"{tmp_path} holds no checkpoint: pass a run folder created by `xbm train`"):
         load(tmp_path)
     state = read_checkpoint(run / "checkpoints" / "last.pt")
     state["config"]["model"]["dim"] = 99
@@ -111,3 +111,14 @@ def test_held_out_classes_are_scored_where_some_were(photos, tmp_path):
 def test_a_folder_without_a_run_is_told(tmp_path):
     with pytest.raises(InputError, match="holds no checkpoint"):
         evaluate_run(tmp_path)
+
+
+def test_the_scores_of_a_run_are_those_of_the_checkpoint_that_load_takes(photos, tmp_path):
+    config = tiny_config(photos, data__holdout=0.4, log__evaluate_every=3, batch__size=6, optim__lr=3e-3)
+    result = train(config, tmp_path / "run", quiet=True)
+    again = evaluate_run(tmp_path / "run")
+    assert result["checkpoint"] == again["checkpoint"] == "best.pt"
+    assert result["checkpoint_iterations"] == again["checkpoint_iterations"] == load(tmp_path / "run").step < 17
+    assert again["protocols"] == result["protocols"] and result["iterations"] == 17
+    plain = train(tiny_config(photos, optim__iterations=2), tmp_path / "plain", quiet=True)
+    assert (plain["checkpoint"], plain["checkpoint_iterations"]) == ("last.pt", 2)

@@ -145,7 +145,7 @@ def test_the_recipes_meet_the_same_anchor_rule():
         ({"name": "cars", "loss": "tripelt"}, "unknown loss 'tripelt': did you mean 'triplet'"),
         ({"name": "cars", "trunk": "googlenett"}, "unknown trunk 'googlenett': did you mean 'googlenet'"),
         ({"name": "cars", "recipe": "offical"}, "unknown recipe 'offical': did you mean 'official'"),
-        ({"name": "glyphs", "recipe": "official"}, "recipe is for photographs"),
+        ({"name": "glyphs", "recipe": "official"}, "recipe official is for photographs"),
     ],
 )
 def test_unknown_names_are_told_the_nearest(given, message):
