@@ -126,8 +126,8 @@ def show(result: dict) -> None:
     protocols = result["protocols"]
     first = next(iter(protocols.values()))
     names = [name for name in first if not name.endswith("_std") and name not in ("queries", "without_relevant")]
-    trained, checkpoint = result.get("checkpoint_iterations", result["iterations"]), result.get("checkpoint", "last.pt")
-    table = Table("in percent", caption=f"{checkpoint}, after {trained} iterations")
+    trained, chosen = result.get("checkpoint_iterations", result["iterations"]), result.get("checkpoint") == "best.pt"
+    table = Table("in percent", caption=f"after {trained} iterations" + (" (best.pt)" if chosen else ""))
     for protocol in protocols:
         table.add_column(protocol, justify="right")
     for name in names:

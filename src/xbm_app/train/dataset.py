@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +29,7 @@ Batch = tuple[Tensor, Tensor, Tensor]  # images, labels, ids
 SPLIT = "split.csv"  # in the folder of a run on own data
 TABLES = (".csv", ".parquet")
 AUGMENTATIONS = {"paper": "crop", "official": "resized_crop", "shift": "shift", "none": "none"}
+PREFETCH = 1  # threads, at least, that prepare the next batches while a CPU trains on this one
 RESIDENT_BYTES = 2 << 30  # on a CPU, sets up to this size are kept decoded in main memory
 
 
@@ -219,12 +219,11 @@ class TrainingData:
         updates = config.memory.updates_per_step if config.memory.ratio else 1
         self.batches_per_step = updates * config.batch.accumulate
 
-    def steps(self, start: int) -> Iterator[list[Batch]]:
-        """Yields the batches of each optimizer step, from step `start` to the last."""
-        n = self.batches_per_step
-        batches = iter(Batches(self.feed, self.sampler, start * n, self.config.optim.iterations * n, device=self.device))
-        while step := [(images, labels, ids) for _, images, labels, ids in islice(batches, n)]:
-            yield step
+    def batches(self, start: int) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:
+        """Iterates over the batches from step `start` to the last: (number, images, labels, ids)."""
+        first, stop = start * self.batches_per_step, self.config.optim.iterations * self.batches_per_step
+        workers = max(PREFETCH, self.feed.workers) if self.device.type == "cpu" else None
+        return iter(Batches(self.feed, self.sampler, first, stop, workers, self.device))
 
     def random_indices(self) -> list[np.ndarray]:
         """Draws what the memory is filled from: each training image once, but no more images than the run trains on."""

@@ -14,6 +14,7 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import closing
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -177,8 +178,8 @@ def steps(run: RunState, start: int, console: Console) -> Callable[[int, bool], 
         return RecordedStep(run, learn, console.say)
     if run.device.type == "cuda":
         console.say(f"a step runs kernel by kernel: {reason}")
-    batches = run.data.steps(start)
-    return lambda step, with_memory: learn(run, step, next(batches), with_memory)
+    batches, n = run.data.batches(start), run.data.batches_per_step
+    return lambda step, with_memory: learn(run, step, [batch[1:] for batch in islice(batches, n)], with_memory)
 
 
 def row_of_metrics(run: RunState, step: int, anchors: Tensor, drifts: dict[int, Tensor]) -> dict[str, float]:

@@ -60,7 +60,7 @@ def test_a_whole_copy_passes_with_the_papers_counts_beside_the_release(letters):
         "part   here                  release               paper",
         "train  4 images / 2 classes  4 images / 2 classes  5 images / 2 classes",
         "test   6 images / 3 classes  6 images / 3 classes  6 images / 3 classes",
-        "The counts are those of the release and every image opens.",
+        "The counts match the release and every image opens.",
     ]
 
 
@@ -76,7 +76,7 @@ def test_the_first_count_that_is_off_is_told_after_the_table(letters):
     (letters / "train" / "a" / "0001_02.png").unlink()
     (letters / "test" / "d" / "0001_02.png").unlink()
     result = check(letters)
-    assert str(result.exception).endswith("not whole: train has 3 images where the release has 4")
+    assert str(result.exception).endswith("incomplete: train has 3 images where the release has 4")
     assert "train  3 images / 2 classes  4 images / 2 classes" in result.stdout
 
 
@@ -86,7 +86,7 @@ def test_images_that_no_list_names_are_named_by_the_benchmark(letters, monkeypat
         benchmarks.BENCHMARKS, "omniglot", replace(BENCHMARKS["omniglot"], release={"train": Count(9)}, missing=lambda d: lost)
     )
     result = check(letters)
-    assert "25 images of the release not there:\n  test/e/0002_01.png\n" in result.stdout
+    assert "25 images of the release are missing:\n  test/e/0002_01.png\n" in result.stdout
     assert "  ... and 5 more" in result.stdout
     assert isinstance(result.exception, InputError)
 
@@ -115,8 +115,8 @@ def test_the_sheet_of_glyphs_is_a_png_with_pairs(tmp_path):
     assert CliRunner().invoke(app, ["glyphs", str(tmp_path / "near.png"), "--pairs", "0"]).exit_code == 2
 
 
-app = typer.Typer()
-app.command()(prepare)
+prepare_app = typer.Typer()
+prepare_app.command()(prepare)
 
 
 @pytest.fixture
@@ -132,7 +132,7 @@ def photos(tmp_path):
 
 
 def xbm_prepare(*arguments):
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+    return CliRunner().invoke(prepare_app, [str(argument) for argument in arguments])
 
 
 def test_a_folder_becomes_a_store_of_each_of_its_sets(photos, tmp_path):
@@ -158,7 +158,7 @@ def test_the_released_codes_resize_keeps_the_aspect(photos, tmp_path):
 def test_mistakes_are_told_in_one_sentence(photos, tmp_path):
     for arguments, message in (
         (("carz",), "unknown benchmark or folder 'carz': did you mean 'cars'"),
-        (("cars",), "say where cars is"),
+        (("cars",), "the folder with cars is not set"),
         ((photos, "--mode", "sqare"), "unknown resize mode 'sqare': did you mean 'square'"),
     ):
         done = xbm_prepare(*arguments, "--out", tmp_path / "store")

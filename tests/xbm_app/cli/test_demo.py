@@ -86,9 +86,9 @@ def test_only_an_earlier_demo_is_replaced(tmp_path):
     demo._clear(other)  # empty: nothing to lose
     (other / MARK).unlink()
     (other / "letter.txt").write_text("dear")
-    with pytest.raises(InputError, match="is not the folder of an earlier demo"):
+    with pytest.raises(InputError, match="not the folder of an earlier demo"):
         demo._clear(other)
-    with pytest.raises(InputError, match="is not the folder of an earlier demo"):
+    with pytest.raises(InputError, match="not the folder of an earlier demo"):
         demo._clear(other / "letter.txt")
     assert (other / "letter.txt").read_text() == "dear"
 
@@ -106,7 +106,7 @@ def test_the_work_is_shared_out_by_seed(tmp_path, monkeypatch):
     monkeypatch.setattr(demo, "ARMS", (Arm("a", "ms", False), Arm("b", "ms", True, seeds=1)))
     monkeypatch.setattr("xbm_app.data.glyphs.read_glyphs", lambda size: replace_glyphs())
     said = []
-    found = run_demo(tmp_path / "out", seeds=2, iterations=7, tell=said.append)
+    found = run_demo(tmp_path / "out", seeds=2, iterations=7, say=said.append)
     assert asked == [("a", 0), ("b", 0), ("a", 1)]
     assert [(run["name"], run["seed"]) for run in found] == [("a", 0), ("a", 1), ("b", 0)]
     assert said[-1].startswith("3/3 · a, seed 0: R@1 50.0")
@@ -125,7 +125,7 @@ def replace_glyphs():
 def test_a_demo_from_beginning_to_end(tmp_path, monkeypatch):
     monkeypatch.setenv("XBM_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(demo, "ARMS", tuple(replace(arm, seeds=1) for arm in ARMS[:2]))
-    found = run_demo(tmp_path / "out", seeds=2, iterations=12, tell=lambda text: None)
+    found = run_demo(tmp_path / "out", seeds=2, iterations=12, say=lambda text: None)
     assert [(run["name"], run["loss"], run["memory"], run["seed"]) for run in found] == [
         ("contrastive", "contrastive", False, 0),
         ("contrastive + memory", "contrastive", True, 0),
@@ -155,7 +155,7 @@ def test_the_next_steps_search_with_the_best_run_and_compare_it_with_its_baselin
     assert len(next_steps(made[:1], tmp_path)) == 3
 
 
-ARMS = [
+SCORES = [
     ("contrastive", False, 0, 0.5),
     ("contrastive", False, 1, 0.52),
     ("contrastive + memory", True, 0, 0.56),
@@ -164,16 +164,16 @@ ARMS = [
 ]
 RUNS = [
     {"name": name, "loss": "contrastive", "memory": memory, "seed": seed, "recall@1": recall, "seconds": 1.0, "folder": f"f{k}"}
-    for k, (name, memory, seed, recall) in enumerate(ARMS)
+    for k, (name, memory, seed, recall) in enumerate(SCORES)
 ]
 
 
 def test_the_table_the_figures_and_the_page(tmp_path, monkeypatch):
     asked = {}
 
-    def run_demo(out, seeds, iterations, tell):
+    def run_demo(out, seeds, iterations, say):
         asked.update(out=out, seeds=seeds, iterations=iterations)
-        tell("as if it had trained")
+        say("as if it had trained")
         return RUNS
 
     def report_runs(folders, out, groups):
@@ -200,7 +200,7 @@ def test_the_table_the_figures_and_the_page(tmp_path, monkeypatch):
 def test_a_folder_of_something_else_is_not_deleted(tmp_path):
     (tmp_path / "thesis.tex").write_text("years of work")
     code, _, err = xbm("demo", "--out", tmp_path)
-    assert code == 2 and "is not the folder of an earlier demo" in err and (tmp_path / "thesis.tex").exists()
+    assert code == 2 and "not the folder of an earlier demo" in err and (tmp_path / "thesis.tex").exists()
 
 
 def test_numbers_that_show_nothing_are_refused(tmp_path):

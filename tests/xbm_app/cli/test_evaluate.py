@@ -37,7 +37,7 @@ def test_a_file_of_embeddings_is_scored_too(tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["nowhere"], "nowhere holds no checkpoint: give a run folder"),
+        (["nowhere"], "nowhere holds no checkpoint: pass a run folder"),
         (["nowhere.npz"], "nowhere.npz holds no checkpoint"),
     ],
 )
@@ -50,7 +50,7 @@ def test_bad_input(words, message, tmp_path, monkeypatch):
 def test_ks_must_be_numbers(tmp_path):
     np.savez(tmp_path / "v.npz", embeddings=np.eye(2), labels=[0, 0])
     code, _, err = xbm("evaluate", tmp_path / "v.npz", "--ks", "1,ten")
-    assert code == 2 and "not 'ten'" in err
+    assert code == 2 and "got 'ten'" in err
 
 
 def test_a_protocol_that_draws_galleries_shows_their_figures(capsys):
@@ -66,9 +66,9 @@ def test_a_protocol_that_draws_galleries_shows_their_figures(capsys):
 def test_what_does_not_go_together_is_refused(finished, own_photos, tmp_path):
     np.savez(tmp_path / "v.npz", embeddings=np.eye(2), labels=[0, 0])
     code, _, err = xbm("evaluate", tmp_path / "v.npz", "--root", own_photos)
-    assert code == 2 and "leave it out for an .npz" in err
+    assert code == 2 and "omit it for an .npz" in err
     code, _, err = xbm("evaluate", finished, "--ks", "1,2")
-    assert code == 2 and "--ks is for an .npz" in err
+    assert code == 2 and "--ks is for .npz files" in err
 
 
 def test_a_file_scores_like_its_arrays(tmp_path):

@@ -17,7 +17,7 @@ def test_the_parity_is_printed_and_the_folder_last(searchable, tmp_path):
 
 def test_bad_input_of_export(tmp_path, monkeypatch):
     code, _, err = xbm("export", tmp_path / "nowhere")
-    assert code == 2 and "does not exist: give a run folder" in err
+    assert code == 2 and "does not exist: pass a run folder" in err
     code, _, err = xbm("export", tmp_path)
     assert code == 2 and "holds no checkpoint" in err
     monkeypatch.setattr("xbm_app.extras.find_spec", lambda name: None)
@@ -69,7 +69,7 @@ def test_the_vectors_can_be_scored(finished, images, tmp_path):
     [
         (["IMAGES", "--out", "v.csv"], "v.csv must end in .npz or .parquet"),
         (["nowhere"], "nowhere is not a folder"),
-        (["empty"], "empty holds no images"),
+        (["empty"], "empty contains no images"),
     ],
 )
 def test_bad_input_of_embed(finished, images, tmp_path, monkeypatch, words, message):

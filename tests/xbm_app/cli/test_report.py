@@ -47,7 +47,7 @@ def test_runs_that_are_not_finished_are_refused(finished, tmp_path):
         code, _, err = xbm(*words)
         assert code == 2 and err == f"error: {run} holds no finished run: finish it with `xbm train --resume {run}`\n"
     code, _, err = xbm("report", tmp_path / "none")
-    assert code == 2 and "does not exist: give a run folder" in err
+    assert code == 2 and "does not exist: pass a run folder" in err
 
 
 def test_the_drift_of_a_finished_run(own_photos, tmp_path):

@@ -94,7 +94,7 @@ def test_by_default_it_lies_in_the_run(searchable, photos, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["nowhere", "PHOTOS"], "nowhere does not exist: give a run folder"),
+        (["nowhere", "PHOTOS"], "nowhere does not exist: pass a run folder"),
         (["RUN", "nowhere"], "nowhere is neither a folder nor"),
         (["PHOTOS", "PHOTOS"], "holds no checkpoint"),
     ],

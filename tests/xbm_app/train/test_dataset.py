@@ -240,20 +240,16 @@ def run(photos, tmp_path):
     return build
 
 
-def ids_of(batches) -> list[list[int]]:
-    return [ids.tolist() for _, _, ids in batches]
-
-
 def test_a_step_has_a_batch_of_the_sampler_from_any_start(run):
     data = run().data
     expected = [data.sampler.batch(step).tolist() for step in range(17)]
     for start in (0, 5, 16, 17):
-        assert [ids_of(batches) for batches in data.steps(start)] == [[ids] for ids in expected[start:]]
+        assert [(step, ids.tolist()) for step, _, _, ids in data.batches(start)] == list(enumerate(expected))[start:]
 
 
 def test_labels_and_images_belong_to_the_ids(run):
     state = run()
-    for step, ((images, labels, ids),) in enumerate(state.data.steps(14), start=14):
+    for step, images, labels, ids in state.data.batches(14):
         assert torch.equal(labels, torch.from_numpy(state.dataset.train.labels)[ids])
         assert torch.equal(images, state.data.feed.train(ids.numpy(), step))
 
@@ -263,14 +259,13 @@ def test_a_step_with_several_batches_takes_them_in_order(run, updates, parts):
     data = run(memory__updates_per_step=updates, batch__accumulate=parts, optim__iterations=4).data
     n = updates * parts
     assert data.batches_per_step == n
-    for step, batches in enumerate(data.steps(1), start=1):
-        assert ids_of(batches) == [data.sampler.batch(k).tolist() for k in range(step * n, step * n + n)]
+    assert [ids.tolist() for _, _, _, ids in data.batches(1)] == [data.sampler.batch(k).tolist() for k in range(n, 4 * n)]
 
 
 def test_without_memory_nothing_extra_is_read(run):
     state = run(memory__ratio=0.0, memory__updates_per_step=5)
     assert state.memory is None and state.data.batches_per_step == 1
-    assert all(len(batches) == 1 for batches in state.data.steps(10))
+    assert len(list(state.data.batches(10))) == 7
 
 
 @pytest.mark.parametrize("size", [5, 7, 36, 64])

@@ -289,13 +289,12 @@ def test_the_memory_has_a_reduction_of_its_own(photos, tmp_path):
 def test_images_whose_labels_are_in_doubt_do_not_move_the_model_but_are_written_anew(photos, tmp_path):
     config = tiny_config(photos, memory__update="moving_average", memory__doubt="skip", optim__weight_decay=0.0)
     run = RunState(config, begin_run(config, tmp_path), tmp_path)
-    first, second = list(run.data.steps(0))[:2]
-    for step, (batches, moves) in enumerate(((first, True), (second, False))):
-        (_, _, ids), *_ = batches
+    for (step, *batch), moves in zip(run.data.batches(0), (True, False)):
+        *_, ids = batch
         run.memory.stamps[ids] = IGNORED if not moves else run.memory.stamps[ids]
         run.optimizer.state.clear()  # Adam would go on without a gradient
         before = [p.detach().clone() for p in run.model.parameters()]
-        loop.learn(run, step, batches, True)
+        loop.learn(run, step, [batch], True)
         assert any(not torch.equal(p, old) for p, old in zip(run.model.parameters(), before)) == moves
         assert (run.memory.stamps[ids] > 0).all()
 

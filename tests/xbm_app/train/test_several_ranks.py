@@ -1,6 +1,7 @@
 """Whole runs under torchrun: the same figures, one log, a killed rank, and going on with another number of ranks."""
 
 import csv
+import itertools
 import json
 import os
 import shutil
@@ -82,8 +83,8 @@ def doubting(photos: Path, folder: Path) -> list[int]:
         config = tiny_config(photos, memory__update="moving_average", memory__doubt="skip", data__noise=0.3, **SAME)
         run = RunState(config, begin_run(config, folder, the_ranks()), folder)
         assert run.label_check_every == 1
-        for step, batches in enumerate(list(run.data.steps(0))[:5]):
-            learn(run, step, batches, True)
+        for step, *batch in itertools.islice(run.data.batches(0), 5):
+            learn(run, step, [batch], True)
             ignore_label_errors(run.memory, run.dataset.train.num_classes)
     return run.memory.stamps.tolist()
 

@@ -1,4 +1,5 @@
 import math
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -63,7 +64,7 @@ def test_the_memory_is_filled_without_a_trace_in_the_model(build, changes, fille
 
 def test_extra_batches_fill_the_memory_and_leave_no_trace_in_the_model(build, monkeypatch):
     run = build(memory__updates_per_step=3)
-    batches = next(run.data.steps(0))
+    batches = [batch[1:] for batch in islice(run.data.batches(0), 3)]
     monkeypatch.setattr(loop, "update_weights", lambda run: None)
     learn(run, 0, batches, True)
     assert run.memory.ids.tolist() == [each for _, _, ids in batches for each in ids.tolist()]
@@ -121,7 +122,7 @@ def test_a_frozen_batch_norm_keeps_its_statistics_through_a_step(build):
         run = build(f"frozen {frozen}", model__freeze_batch_norm=frozen)
         before = {name: buffer.clone() for name, buffer in run.model.named_buffers()}
         run.model.train()
-        ((images, _, _),) = next(run.data.steps(0))
+        _, images, _, _ = next(run.data.batches(0))
         run.model(images)
         assert (same(before, dict(run.model.named_buffers())) == []) is frozen
 
@@ -213,7 +214,7 @@ def test_labels_are_checked_every_few_steps_and_less_often_for_many_images(build
 
 def test_images_with_likely_wrong_labels_get_no_gradient(build, monkeypatch):
     run = build(**DOUBTING)
-    ((images, labels, ids),) = next(run.data.steps(0))
+    _, images, labels, ids = next(run.data.batches(0))
     run.memory.stamps[ids[2]] = IGNORED
     embeddings = torch.nn.functional.normalize(torch.randn(8, 12)).requires_grad_()
     monkeypatch.setattr(run.model, "forward", lambda images: 1 * embeddings)
