@@ -84,7 +84,7 @@ def finish(run: RunState, console: Console) -> dict[str, Any]:
     console.say(f"scoring {checkpoint.name} (iteration {trained}) on {names}")
     scores, embeddings = score(run)
     train = run.dataset.train
-    if run.label_check_every and too_many(run.memory, train.num_classes):
+    if run.label_memory is not None and too_many(run.label_memory, train.num_classes):
         warning = (
             f"more than {MOST:.0%} of the training images lie among those of other classes, so no label was treated as wrong: "
             "either the embeddings do not separate the classes yet (train longer), or that many labels are wrong"
@@ -111,9 +111,9 @@ def finish(run: RunState, console: Console) -> dict[str, Any]:
     }
     if run.ranks.first:
         examples |= mined_negatives(run)
-        if run.label_check_every:
-            errors = find_label_errors(run.memory, train.num_classes)
-            examples |= nearest_to_errors(run.memory, errors)
+        if run.label_memory is not None:
+            errors = find_label_errors(run.label_memory, train.num_classes)
+            examples |= nearest_to_errors(run.label_memory, errors)
             write_label_errors(run, errors, console)
         write_examples(run, examples)
         write_json(run.folder / "result.json", result)  # last: a run that has it is finished

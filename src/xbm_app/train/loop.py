@@ -74,8 +74,8 @@ def run_loop(run: RunState, start: int, metrics: Metrics, console: Console) -> N
 
         done = step + 1
         last = done == config.optim.iterations
-        if run.label_check_every and done % run.label_check_every == 0:
-            ignore_label_errors(memory, run.dataset.train.num_classes)
+        if run.label_memory is not None and done % run.label_check_every == 0:
+            ignore_label_errors(run.label_memory, run.dataset.train.num_classes)
         drifts = drift(done, run.probe_model) if done % drift.every in drift.phases else {}
         evaluates = log.evaluate_every > 0 and done % log.evaluate_every == 0
         if evaluates or last or done % log.every == 0:
@@ -101,7 +101,7 @@ def learn(run: RunState, step: int, batches: list[Batch], with_memory: bool) -> 
     """Makes one optimizer step and returns the last batch's anchors. On a GPU nothing in here waits for the device."""
     model, memory, weights = run.model, run.memory, run.config.memory
     n = len(batches) // run.config.batch.accumulate  # the ×n update: the last of every n batches has anchors
-    if with_memory and n > 1:
+    if with_memory and memory is not None and n > 1:
         with statistics_kept(model), run.autocast:
             for k, (images, labels, ids) in enumerate(batches):
                 if k % n != n - 1:
@@ -109,14 +109,14 @@ def learn(run: RunState, step: int, batches: list[Batch], with_memory: bool) -> 
     for images, labels, ids in batches[n - 1 :: n]:
         with run.autocast:
             anchors = model(images)
-        if run.label_check_every:  # images with likely wrong labels are written to the memory, but learn nothing
-            anchors = torch.where(is_ignored(memory, ids)[:, None], anchors.detach(), anchors)
+        if run.label_memory is not None:  # images with likely wrong labels are written to the memory, but learn nothing
+            anchors = torch.where(is_ignored(run.label_memory, ids)[:, None], anchors.detach(), anchors)
         if run.device.type == "cpu":
             stop_if_diverged(run, step, anchors)
         with torch.set_grad_enabled(not with_memory or weights.batch_weight > 0):
             batch_loss, batch_stats = run.loss_fn(anchors, labels, ids=ids, return_stats=True)
         loss, memory_loss, *memory_counts = batch_loss, *torch.zeros_like(batch_loss).expand(3)
-        if with_memory:
+        if with_memory and memory is not None:
             memory.enqueue(anchors.detach(), labels, ids)
             memory_loss, stats = run.memory_loss_fn(anchors, labels, memory, ids=ids, return_stats=True)
             loss = weights.batch_weight * batch_loss + weights.weight * memory_loss
@@ -162,6 +162,7 @@ def average_gradients(model: nn.Module, ranks: Ranks) -> None:
 
 def fill_memory(run: RunState, console: Console) -> None:
     """Initializes the memory with embeddings of random training images."""
+    assert run.memory is not None
     parts = run.data.random_indices()
     images = console.track(run.data.random_batches(parts), "filling the memory", len(parts))
     # several ranks communicate within a pass, about batch norm: such a pass cannot be recorded

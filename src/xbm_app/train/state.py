@@ -47,7 +47,7 @@ class RunState:
         data: delivers batches.
         loss_fn, memory_loss_fn: the loss within a batch, and against the memory.
         memory: None in a run without memory.
-        label_check_every: steps between two searches for label errors; 0 = never.
+        label_memory: the memory, if it is searched for label errors, every `label_check_every` steps; otherwise None.
         sums: (len(SUMS),), sums over the `summed` batches since the last row of metrics.
         best: the best R@1 on held-out classes so far; -1 before the first.
     """
@@ -69,7 +69,9 @@ class RunState:
         self.loss_fn, self.memory_loss_fn = (GlobalLoss(loss, ranks) if several else loss for loss in losses)
         memory = memory_of(config, len(dataset.train), device, ranks.world)
         self.memory = None if memory is None else memory.to(device)
-        self.label_check_every = _label_check_every(config, dataset) if memory is not None else 0
+        skip = config.memory.doubt == "skip"
+        self.label_memory = memory if skip and isinstance(memory, CrossBatchMemory) else None
+        self.label_check_every = 0 if self.label_memory is None else _label_check_every(config, dataset)
         self.augmentation = augmentation_of(config, self.model)
         self.data = TrainingData(config, dataset.train, self.augmentation, device, ranks)
 
@@ -216,8 +218,6 @@ def _precision(name: str, device: torch.device) -> torch.dtype:
 
 
 def _label_check_every(config: Config, dataset: Dataset) -> int:
-    if config.memory.doubt != "skip":
-        return 0
     images, epoch = len(dataset.train), len(dataset.train) // config.batch.size
     return max(CHECK_STEPS, min(images * dataset.train.num_classes // CHECK_PAIRS, epoch))
 
