@@ -23,13 +23,14 @@ import torch
 from benchmarks.gpu_losses import about
 from xbm_app.data.images import Dataset, ImageSet, Protocol
 from xbm_app.data.store_writer import prepare
+from xbm_app.progress import Console
 from xbm_app.train.config import Config, override
-from xbm_app.train.console import Console
 from xbm_app.train.finish import finish
-from xbm_app.train.job import Job
-from xbm_app.train.loop import run, steps
+from xbm_app.train.loop import run_loop as run
+from xbm_app.train.loop import steps
 from xbm_app.train.metrics import Metrics
 from xbm_app.train.presets import preset
+from xbm_app.train.state import RunState as Job
 
 TRAIN, TEST, SIDE = 59_551, 60_502, 256
 
@@ -99,7 +100,7 @@ def step_of(settings: dict[str, Any], images: ImageSet, folder: Path, repeats: i
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated()
     job = Job(config, dataset, folder)
-    console = RecordingConsole(config, 0, quiet=True)
+    console = RecordingConsole(config.optim.iterations, 0, quiet=True)
     fill(job)
     held = len(images) * SIDE * SIDE * 3
     torch.cuda.synchronize()
@@ -160,7 +161,7 @@ def schedule(out: Path, iterations: int, train_images: int, test_images: int, si
     job = Job(config, dataset, folder)
     ready = time.time()
     folder.mkdir(parents=True, exist_ok=True)
-    with Metrics(folder, 0, config) as metrics, Console(config, 0, quiet=False) as console:
+    with Metrics(folder, 0, config) as metrics, Console(iterations, 0, quiet=False) as console:
         run(job, 0, metrics, console)
         trained = time.time()
         result = finish(job, console)

@@ -14,9 +14,9 @@ from paper.experiment import SMALL, Experiment, Setting
 from paper.record import NAMED, Record, Records
 from paper.study import Spread, Study
 from xbm_app.data.images import Dataset
+from xbm_app.files import replacing
 from xbm_app.report import printed_figures as panels
 from xbm_app.report.statistics import MISSING, listed, percent
-from xbm_app.train.files import replacing
 
 TEMPLATES = Path(__file__).parent / "pages"
 NO_DATA = "not run: data not available"

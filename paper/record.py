@@ -14,9 +14,9 @@ from typing import Any, SupportsFloat
 
 from xbm.errors import InputError
 from xbm.losses import LOSSES
+from xbm_app.files import replacing
 from xbm_app.report.run_folders import Curves
 from xbm_app.train.config import Config, flat
-from xbm_app.train.files import replacing
 
 FORMAT = 1
 APART = {
@@ -55,7 +55,7 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-DEFAULTS = identity(Config())
+DEFAULTS = {**identity(Config()), "loss.exclude": "copy"}  # the default when the first records were written
 
 
 def key(settings: Mapping[str, Any]) -> str:

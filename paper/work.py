@@ -18,14 +18,12 @@ from paper.experiments.drift import CROSS_ENTROPY, classify, snapshot, stages
 from paper.plan import Task
 from paper.record import NAMED, Records, folder_name, identity, may_go_on
 from xbm.errors import DivergedError, unknown
+from xbm_app.files import read_checkpoint, replacing
 from xbm_app.report.run_folders import read_columns
-from xbm_app.train.checkpoint import read_checkpoint
 from xbm_app.train.config import Config, override
 from xbm_app.train.dataset import read_run
-from xbm_app.train.files import replacing
 from xbm_app.train.finish import device_name
-from xbm_app.train.job import Job
-from xbm_app.train.task import pick_device
+from xbm_app.train.state import RunState, pick_device
 
 
 def execute(task: Task, config: Config, runs: Path, records: Records, beside: int = 1) -> Path:
@@ -112,7 +110,7 @@ def measure(name: str, config: Config, folder: Path) -> Any:
         return TIMINGS[name](config, folder)
     if name not in MEASURES:
         raise unknown("measure", name, [*MEASURES, *TIMINGS])
-    job = Job(config, read_run(config, folder), folder)
+    job = RunState(config, read_run(config, folder), folder)
     job.restore()
     job.model.eval()
     return MEASURES[name](job)

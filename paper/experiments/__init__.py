@@ -9,7 +9,7 @@ from paper.experiments import drift, losses, negatives, robustness, robustness_c
 from paper.page import Document
 from xbm.errors import unknown
 from xbm_app.train.config import Config
-from xbm_app.train.job import Job
+from xbm_app.train.state import RunState
 
 EXPERIMENTS: dict[str, Experiment] = {
     experiment.name: experiment
@@ -25,7 +25,7 @@ RESULTS = Document("results.md", EXPERIMENTS)
 ROBUSTNESS = Document("robustness.md", BEYOND)
 
 # What an arm's `measures` name: values for its result file, beyond curves and scores.
-MEASURES: dict[str, Callable[[Job], Any]] = {
+MEASURES: dict[str, Callable[[RunState], Any]] = {
     "lemma": drift.measure_lemma,
     "outliers": negatives.measure_weights,
     "mined": negatives.measure_mined,

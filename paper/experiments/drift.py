@@ -19,14 +19,13 @@ from paper.record import Record, digits
 from paper.study import Study
 from xbm.memory import CrossBatchMemory
 from xbm_app.data.feeds import Batches
+from xbm_app.files import read_checkpoint, write_checkpoint
 from xbm_app.models import EmbeddingModel, build_model
 from xbm_app.report.printed_figures import drift_panel, drift_table
-from xbm_app.train import task
-from xbm_app.train.checkpoint import read_checkpoint, write_checkpoint
 from xbm_app.train.config import Config
-from xbm_app.train.dataset import begin_run, read_run
+from xbm_app.train.dataset import augmentation_of, begin_run, feed_of, read_run, sampler_of
 from xbm_app.train.feature_drift import Drift
-from xbm_app.train.job import Job
+from xbm_app.train.state import RunState, pick_device
 
 CROSS_ENTROPY = "cross_entropy"  # loss.name of a run that trains a classifier
 PROBES = 64  # images whose drift is measured while a classifier is trained
@@ -111,14 +110,14 @@ def classify(config: Config, folder: Path) -> dict[str, Any]:
     """
     last = folder / "checkpoints" / "last.pt"
     dataset = read_run(config, folder) if last.exists() else begin_run(config, folder)
-    device = task.pick_device(config.device)
+    device = pick_device(config.device)
     torch.manual_seed(config.seed)
     channels = 1 if config.model.trunk == "small" else 3
     model = build_model(config.model.trunk, dataset.train.num_classes, config.model.pooling, config.model.weights, channels).to(
         device, memory_format=torch.channels_last
     )  # type: ignore[call-overload]
-    feed = task.feed_of(dataset.train, config, task.augmentation_of(config, model), device)
-    sampler = task.sampler_of(dataset.train, config)
+    feed = feed_of(dataset.train, config, augmentation_of(config, model), device)
+    sampler = sampler_of(dataset.train, config)
     optimizer = torch.optim.Adam(model.parameters(), lr=config.optim.lr, weight_decay=config.optim.weight_decay)
     probes = np.linspace(0, len(feed) - 1, min(PROBES, len(feed))).astype(np.int64)
     drift = Drift(feed.test(probes).to(device), model.head.in_features, config.log.every).to(device)
@@ -238,7 +237,7 @@ def gradient_errors(embed: Callable[[Weights], Tensor], weights: Weights, differ
     return torch.stack([torch.as_tensor(error) for error in errors])
 
 
-def measure_lemma(job: Job) -> dict[str, Any]:
+def measure_lemma(job: RunState) -> dict[str, Any]:
     """Per pair ε and the squared error of the gradient, and C per anchor; for older models and for the rows of the memory."""
     labels = np.asarray(job.dataset.train.labels)
     draw = np.random.default_rng(job.config.seed)
@@ -248,7 +247,7 @@ def measure_lemma(job: Job) -> dict[str, Any]:
 
     @torch.no_grad()
     def embed(indices: np.ndarray) -> torch.Tensor:
-        parts = [job.model(job.feed.test(part).to(job.device)) for part in np.array_split(indices, -(-len(indices) // 64))]
+        parts = [job.model(job.data.feed.test(part).to(job.device)) for part in np.array_split(indices, -(-len(indices) // 64))]
         return torch.cat(parts)
 
     now = embed(flat)
@@ -268,7 +267,7 @@ def measure_lemma(job: Job) -> dict[str, Any]:
     pairs: dict[str, dict[str, list[float]]] = {name: {"anchor": [], "epsilon": [], "error": []} for name in differences}
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         for a, index in enumerate(anchors):
-            f, weights = embedding_of(job.model, job.feed.test(np.array([index])).to(job.device)[0])
+            f, weights = embedding_of(job.model, job.data.feed.test(np.array([index])).to(job.device)[0])
             bounds.append(digits(largest_singular_value_squared(f, weights)))
             for name, all_differences in differences.items():
                 d = all_differences[a * PAIRS : (a + 1) * PAIRS]

@@ -16,7 +16,7 @@ from paper.page import Block, Claim, Figure, Pictures, Table, Tile
 from paper.study import Study
 from xbm.losses import LOSSES, PairLoss
 from xbm_app.report.statistics import MISSING, percent
-from xbm_app.train.job import Job
+from xbm_app.train.state import RunState
 
 ROWS = 6  # of a contact sheet
 SOURCES = (("from the batch", "valid_negatives_batch"), ("from the memory", "valid_negatives_memory"))
@@ -28,10 +28,10 @@ QUERIES, RETRIEVED = 400, 5  # the same random queries in every run on the same 
 
 
 @torch.no_grad()
-def next_batch(job: Job) -> tuple[Tensor, Tensor, Tensor]:
+def next_batch(job: RunState) -> tuple[Tensor, Tensor, Tensor]:
     """The batch that would follow the last iteration: ids, embeddings in eval mode, and the labels of all training images."""
-    indices = job.sampler.batch(job.batches_per_step * job.config.optim.iterations)
-    anchors = job.model(job.feed.test(indices).to(job.device)).float().cpu()
+    indices = job.data.sampler.batch(job.data.batches_per_step * job.config.optim.iterations)
+    anchors = job.model(job.data.feed.test(indices).to(job.device)).float().cpu()
     return torch.from_numpy(indices), anchors, torch.from_numpy(np.asarray(job.dataset.train.labels))
 
 
@@ -115,7 +115,7 @@ def weight_shares(loss: PairLoss, S: Tensor, positive: Tensor, negative: Tensor)
     }
 
 
-def measure_weights(job: Job) -> dict[str, Any]:
+def measure_weights(job: RunState) -> dict[str, Any]:
     """How three losses weigh the same negatives of the memory (the weights w_ij of the paper's Eq. 1)."""
     if job.memory is None:
         return {}
@@ -177,7 +177,7 @@ def draw_outliers(data: str, studies: Sequence[Study]) -> list[Block]:
 # ------------------------------------------------------------------ pictures
 
 
-def measure_mined(job: Job) -> dict[str, Any]:
+def measure_mined(job: RunState) -> dict[str, Any]:
     """Anchors with their negatives, as the supplementary's figures 2 and 3 show them.
 
     Returns:
@@ -255,7 +255,7 @@ def _pair(setting: Setting) -> list[Arm]:
     return [replace(arm, seeds=1) for arm in contrastive(setting)]
 
 
-def measure_retrieved(job: Job, seed: int = 0) -> dict[str, Any]:
+def measure_retrieved(job: RunState, seed: int = 0) -> dict[str, Any]:
     """What some queries retrieve; the queries are random and the same in every run on the same data."""
     with np.load(job.folder / "examples.npz", allow_pickle=False) as examples:
         neighbours, similarities = examples["neighbours"], examples["similarities"]  # (Q, k), nearest first

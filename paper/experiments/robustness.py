@@ -18,13 +18,14 @@ from paper.experiments.updates import by_trunk
 from paper.page import Block, Claim, Table, plus_minus
 from paper.record import digits
 from paper.study import Spread, Study, paired
+from xbm_app.progress import Console
 from xbm_app.report.statistics import percent
 from xbm_app.train.config import Config, flat, override
-from xbm_app.train.console import Console
 from xbm_app.train.dataset import read_run
-from xbm_app.train.job import Job
+from xbm_app.train.label_errors import ignore_label_errors
 from xbm_app.train.loop import steps
 from xbm_app.train.presets import FULL_QUEUE, KEYED, SLOTS, preset, recipe_of
+from xbm_app.train.state import RunState
 
 COMPARED = {label: LOSSES[label] for label in ("contrastive", "MS")}
 AVERAGED = {"loss.reduction": "mean"}
@@ -163,9 +164,9 @@ class Steps:
     """Trains a config some steps at a time. Its memory, if it has one, is used from the first step."""
 
     def __init__(self, config: Config, folder: Path) -> None:
-        self.job = Job(config, read_run(config, folder), folder)
+        self.job = RunState(config, read_run(config, folder), folder)
         self.job.model.train()
-        self.learn_next = steps(self.job, 0, Console(config, 0, quiet=True))
+        self.learn_next = steps(self.job, 0, Console(config.optim.iterations, 0, quiet=True))
         self.done = 0
 
     def seconds(self, count: int) -> float:
@@ -175,7 +176,8 @@ class Steps:
         for step in range(self.done, self.done + count):
             self.job.set_learning_rate(step)
             self.learn_next(step, self.job.memory is not None)
-            self.job.doubt_labels(step + 1)
+            if self.job.label_memory is not None and (step + 1) % self.job.label_check_every == 0:
+                ignore_label_errors(self.job.label_memory, self.job.dataset.train.num_classes)
         self._wait()
         self.done += count
         return (time.perf_counter() - start) / count

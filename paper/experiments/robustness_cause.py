@@ -16,10 +16,10 @@ from paper.record import Record, digits
 from paper.study import Study
 from xbm.losses import LOSSES, ContrastiveLoss, PairLoss
 from xbm_app.report.statistics import MISSING
-from xbm_app.train import task
+from xbm_app.train import state as task
 from xbm_app.train.config import override
 from xbm_app.train.dataset import read_run
-from xbm_app.train.job import Job
+from xbm_app.train.state import RunState
 
 PUSHED = "contrastive_pushed"
 PUSHES = (0.5, 0.8, 1.5, 3.0, 10.0)  # ρ; 1 is the balanced loss, no bound is the sum
@@ -88,7 +88,7 @@ def _pushed(push: float) -> str:
 # ------------------------------------------------------------------ the components of a gradient
 
 
-def measure_shares(job: Job) -> dict[str, Any]:
+def measure_shares(job: RunState) -> dict[str, Any]:
     """The components of an anchor's gradient: pull and push, from the batch and from the memory.
 
     Returns:
@@ -100,7 +100,7 @@ def measure_shares(job: Job) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def gradient_shares(job: Job, true_labels: np.ndarray) -> dict[str, Any]:
+def gradient_shares(job: RunState, true_labels: np.ndarray) -> dict[str, Any]:
     """See `measure_shares`."""
     ids, anchors, labels = next_batch(job)
     truth = torch.from_numpy(np.asarray(true_labels))

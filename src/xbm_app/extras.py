@@ -1,4 +1,4 @@
-"""Packages that only some commands need: there, or one sentence that says what to install."""
+"""Optional packages that only some commands need."""
 
 from importlib.util import find_spec
 

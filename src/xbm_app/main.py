@@ -1,4 +1,4 @@
-"""Runs the command line: bad input ends in one sentence and exit code 2, never in a traceback."""
+"""Entry point of the command line: bad input ends in one sentence and exit code 2, never in a traceback."""
 
 import errno
 import sys
@@ -7,26 +7,25 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
 
-PACKAGES = [Path(__file__).parents[1] / name for name in ("xbm", "xbm_app")]  # whose warnings are shown as one sentence
-DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)  # full, or not for this user to write to
-PATH = (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOENT)  # a folder in place of a file, or the other way round
+PACKAGES = [Path(__file__).parents[1] / name for name in ("xbm", "xbm_app")]  # whose warnings are printed as one sentence
+DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)  # full, or not writable for this user
+PATH = (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOENT)  # a folder instead of a file, or vice versa
 
 
-def told(error: Exception) -> str | None:
-    """What to say of an error that the user can mend; None for one that is a defect."""
+def explain(error: Exception) -> str | None:
+    """The sentence for an error that the user can fix; None for a defect."""
     from xbm.errors import XbmError
 
     if isinstance(error, XbmError):
         return str(error)
     if isinstance(error, OSError) and error.errno in (*DISK, *PATH):
-        what, mend = error.filename or "the disk", "make room" if error.errno in DISK else "give another path"
-        return f"{what} cannot be written or read ({error.strerror}): {mend}"
-    torch = sys.modules.get("torch")  # an error of torch's cannot come from where torch was not imported
+        remedy = "free some disk space or check permissions" if error.errno in DISK else "use another path"
+        return f"{error.filename or 'the disk'} cannot be read or written ({error.strerror}): {remedy}"
+    torch = sys.modules.get("torch")  # without torch there are no errors of torch
     on_gpu = torch is not None and isinstance(error, torch.OutOfMemoryError)
     if on_gpu or isinstance(error, MemoryError):
         where = "GPU" if on_gpu else "machine"
-        mend = "a smaller batch.size, memory.ratio or model.dim takes less, memory.dtype=bfloat16 halves the memory's rows"
-        return f"the {where} has not enough memory for this: {mend}"
+        return f"the {where} is out of memory: reduce batch.size, memory.ratio or model.dim, or set memory.dtype=bfloat16"
     return None
 
 
@@ -38,7 +37,7 @@ def warn(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """A warning as one sentence, without the place in the code; those of other packages are theirs."""
+    """Prints a warning of this project as one sentence, without its place in the code."""
     if any(Path(filename).is_relative_to(package) for package in PACKAGES):
         print(f"warning: {message}", file=sys.stderr)
     else:
@@ -52,7 +51,7 @@ def load_app() -> Callable[[], None]:
 
 
 def main(load: Callable[[], Callable[[], None]] = load_app) -> None:
-    """Runs the command line that `load` imports; that of `xbm` unless another is given."""
+    """Runs the command line that `load` imports (default: that of `xbm`)."""
     warnings.showwarning = warn
     try:
         app = load()
@@ -64,7 +63,7 @@ def main(load: Callable[[], Callable[[], None]] = load_app) -> None:
     try:
         app()
     except Exception as error:
-        if (sentence := told(error)) is None:
+        if (sentence := explain(error)) is None:
             raise
         print(f"error: {sentence}", file=sys.stderr)
         sys.exit(2)

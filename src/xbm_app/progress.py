@@ -1,15 +1,19 @@
-"""A progress bar with rate and time left on a terminal; a plain line now and then where there is none."""
+"""Progress on stderr: a bar with rate and time left on a terminal, a plain line every ten seconds elsewhere."""
 
+import math
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sized
-from typing import TypeVar
+from collections.abc import Generator, Iterable, Iterator, Sized
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+LINE_SECONDS = 10.0  # between two plain lines
+BAR_SECONDS = 0.1  # between two updates of a bar
+
 
 def track(items: Iterable[T], description: str, total: int | None = None, quiet: bool = False) -> Iterator[T]:
-    """Yields `items` and shows how far along they are on stderr.
+    """Yields `items` and shows how many have been processed.
 
     Example:
         >>> list(track([1, 2, 3], "reading", quiet=True))
@@ -24,7 +28,7 @@ def track(items: Iterable[T], description: str, total: int | None = None, quiet:
         yield from _lines(items, description, total)
         return
     from rich import progress as bar
-    from rich.console import Console
+    from rich.console import Console as Terminal
 
     columns = (
         bar.TextColumn("{task.description}"),
@@ -33,15 +37,15 @@ def track(items: Iterable[T], description: str, total: int | None = None, quiet:
         bar.TimeElapsedColumn(),
         bar.TimeRemainingColumn(),
     )
-    with bar.Progress(*columns, console=Console(stderr=True)) as progress:
+    with bar.Progress(*columns, console=Terminal(stderr=True)) as progress:
         yield from progress.track(items, total=total, description=description)
 
 
-def _lines(items: Iterable[T], description: str, total: int | None, every: float = 10.0) -> Iterator[T]:
+def _lines(items: Iterable[T], description: str, total: int | None) -> Iterator[T]:
     start = last = time.monotonic()
     for done, item in enumerate(items):
         now = time.monotonic()
-        if now - last >= every and done:
+        if now - last >= LINE_SECONDS and done:
             last = now
             left = f" of {total}{time_left(start, now, done, total)}" if total else ""
             print(f"{description}: {done}{left}", file=sys.stderr, flush=True)
@@ -50,3 +54,91 @@ def _lines(items: Iterable[T], description: str, total: int | None, every: float
 
 def time_left(start: float, now: float, done: int, total: int) -> str:
     return f", about {(now - start) / done * (total - done):.0f} s left" if done else ""
+
+
+class Console:
+    """Shows the progress of a training run: iterations, speed, time left, and a line of figures.
+
+    Attributes:
+        speed: iterations per second; NaN before the first call of `advance`.
+        text: the latest figures.
+        next_update: the time (`time.monotonic`) from which `advance` has something new to show.
+    """
+
+    def __init__(self, total: int, start: int, quiet: bool) -> None:
+        self.total, self.done, self.first, self.quiet = total, start, start, quiet
+        self.text = ""
+        self.speed = math.nan
+        self.next_update = math.inf
+        self._bar: Any = None
+
+    def __enter__(self) -> "Console":
+        self._start = time.monotonic()
+        if self.quiet:
+            return self
+        self.next_update = self._start + LINE_SECONDS
+        if sys.stderr.isatty():
+            self._open_bar()
+        return self
+
+    def _open_bar(self) -> None:
+        from rich import progress
+        from rich.console import Console as Terminal
+        from rich.text import Text
+
+        class Bar(progress.Progress):
+            """Has the figures on a line of their own: side by side they do not fit into 80 columns."""
+
+            def get_renderables(bar) -> Any:  # noqa: N805
+                yield from super().get_renderables()
+                yield Text(self.text, no_wrap=True, overflow="ellipsis")
+
+        self._bar = Bar(
+            progress.TextColumn("training"), progress.BarColumn(bar_width=20), progress.MofNCompleteColumn(),
+            progress.TextColumn("{task.fields[speed]}"), progress.TimeRemainingColumn(), console=Terminal(stderr=True),
+        )  # fmt: skip
+        self._task = self._bar.add_task("", total=self.total, completed=self.done, speed="")
+        self._bar.start()
+        self.next_update = self._start
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def say(self, sentence: str) -> None:
+        if self._bar is not None:
+            self._bar.console.print(sentence, highlight=False, markup=False)
+        elif not self.quiet:
+            print(sentence, file=sys.stderr, flush=True)
+
+    def track(self, items: Iterable[T], description: str, total: int) -> Generator[T, None, None]:
+        """Yields `items` that are not iterations and shows their progress. Their time does not count for the speed."""
+        start = time.monotonic()
+        try:
+            if self._bar is None:
+                yield from track(items, description, total, self.quiet)
+                return
+            for done, item in enumerate(items):
+                left = time_left(start, time.monotonic(), done, total)
+                self.text = f"{description}: {done} of {total}{left}"
+                yield item
+        finally:
+            self.text = ""
+            now = time.monotonic()
+            self._start += now - start
+            if not self.quiet:
+                self.next_update = now + (LINE_SECONDS if self._bar is None else 0)
+
+    def advance(self, done: int) -> None:
+        """Shows that `done` iterations are complete. Cheap enough for every iteration, needed only from `next_update` on."""
+        now = time.monotonic()
+        self.done = done
+        if now > self._start:
+            self.speed = (done - self.first) / (now - self._start)
+        if self._bar is not None:
+            self._bar.update(self._task, completed=done, speed=f"{self.speed:.1f} it/s")
+            self.next_update = now + BAR_SECONDS
+        elif now >= self.next_update:
+            self.next_update = now + LINE_SECONDS
+            left = (self.total - done) / self.speed
+            print(f"{done}/{self.total} · {self.speed:.1f} it/s · {left:.0f} s left · {self.text}", file=sys.stderr, flush=True)

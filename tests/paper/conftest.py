@@ -15,7 +15,7 @@ from tests.paper.made_up import CARS, carry_out
 @pytest.fixture(autouse=True)
 def _nothing_waits_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hundreds of small files are written here; that they are synced is tested elsewhere."""
-    monkeypatch.setattr("xbm_app.train.files._sync", lambda path: None)
+    monkeypatch.setattr("xbm_app.files._sync", lambda path: None)
 
 
 @pytest.fixture

@@ -1,19 +1,22 @@
-"""`xbm datasets`: which benchmarks can be read and how; `xbm datasets check`: whether a copy of one is whole."""
+"""`xbm datasets`: the benchmarks, and whether a copy of one is complete; `xbm prepare`: decode a data set once."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from xbm.errors import InputError, unknown
+
 if TYPE_CHECKING:
     from xbm_app.data.benchmarks import Benchmark, Count
+    from xbm_app.data.images import Dataset
 
 app = typer.Typer(invoke_without_command=True, rich_markup_mode="markdown", pretty_exceptions_enable=False)
 
 
 @app.callback()
 def datasets(context: typer.Context) -> None:
-    """List the benchmarks: where each comes from, its terms, the expected layout, the counts.
+    """List the benchmarks with their source, terms of use, expected layout, and numbers of images and classes.
 
     Example: `xbm datasets`, then `xbm datasets check cars --root ~/data/cars`
     """
@@ -25,17 +28,16 @@ def datasets(context: typer.Context) -> None:
 
 @app.command()
 def check(
-    name: Annotated[str, typer.Argument(help="a name that `xbm datasets` lists")],
-    root: Annotated[Path, typer.Option(help="the folder that the benchmark was unpacked in")],
+    name: Annotated[str, typer.Argument(help="a name listed by `xbm datasets`")],
+    root: Annotated[Path, typer.Option(help="the folder with the unpacked benchmark")],
 ) -> None:
-    """Verify a copy of a benchmark: its counts, and that every image opens; name what is missing or broken.
+    """Verify a copy of a benchmark: count images and classes, open every image, and list what is missing or broken.
 
-    The counts must be those of the owners' release; the paper's are printed beside them. Exit code 2 when the copy is
-    not whole.
+    The counts must match the official release; those of the paper are printed for comparison. The exit code is 2 if the copy
+    is incomplete.
 
     Example: `xbm datasets check cars --root ~/data/cars`
     """
-    from xbm.errors import InputError
     from xbm_app.data.benchmarks import count, get_benchmark, read_benchmark
     from xbm_app.data.check import BROKEN, check_dataset, listed, report
     from xbm_app.data.images import parts
@@ -45,29 +47,28 @@ def check(
     counted = {part: count(images) for part, images in parts(dataset).items()}
     typer.echo(f"{benchmark.title} in {root}\n{_table(benchmark, counted)}")
     problems = check_dataset(dataset)
-    absent = benchmark.missing(dataset)
-    if absent:
-        typer.echo("\n".join([f"{len(absent):,} images of the release not there:", *listed(absent)]))
+    missing = benchmark.missing(dataset)
+    if missing:
+        typer.echo("\n".join([f"{len(missing):,} images of the release are missing:", *listed(missing)]))
     if problems:
         typer.echo(report(problems))
     broken = len({problem.text for problem in problems if problem.kind in BROKEN})
-    wrong = _first_mismatch(benchmark, counted)
-    if wrong or broken:
-        reason = wrong or f"{broken:,} of its images cannot be opened; restore the ones named above"
-        raise InputError(f"this copy of {benchmark.title} is not whole: {reason}")
-    typer.echo("The counts are those of the release and every image opens.")
+    mismatch = _first_mismatch(benchmark, counted)
+    if mismatch or broken:
+        reason = mismatch or f"{broken:,} of its images cannot be opened; restore those listed above"
+        raise InputError(f"this copy of {benchmark.title} is incomplete: {reason}")
+    typer.echo("The counts match the release and every image opens.")
 
 
 @app.command()
 def glyphs(
     out: Annotated[Path, typer.Argument(help="a PNG file")] = Path("glyphs.png"),
-    pairs: Annotated[int, typer.Option(min=1, help="how many of the closest pairs of classes to draw")] = 60,
+    pairs: Annotated[int, typer.Option(min=1, help="number of class pairs to draw")] = 60,
 ) -> None:
-    """Draw the built-in glyphs' most similar classes side by side: clean above, as the model sees them below.
+    """Draw the most similar classes of the built-in glyphs side by side: clean in the first row, augmented in the second.
 
     Example: `xbm datasets glyphs near.png --pairs 120`
     """
-    from xbm.errors import InputError
     from xbm_app.data.glyph_classes import near_neighbours_sheet
     from xbm_app.data.glyphs import read_glyphs
 
@@ -111,3 +112,56 @@ def _first_mismatch(benchmark: "Benchmark", counted: "dict[str, Count]") -> str:
             if stated is not None and here != stated:
                 return f"{part} has {here:,} {unit} where the release has {stated:,}"
     return ""
+
+
+def prepare(
+    data: Annotated[str, typer.Argument(metavar="NAME|DIR", help="a benchmark, a folder of class folders, or a table")],
+    out: Annotated[Path, typer.Option(help="the folder to create, with a subfolder for each image set")],
+    root: Annotated[Path | None, typer.Option(help="the folder with the unpacked benchmark")] = None,
+    resize: Annotated[int, typer.Option(min=1, help="side of the stored images in pixels")] = 256,
+    mode: Annotated[
+        str, typer.Option(help="square: side × side; shorter: keep the aspect ratio, as in the paper's released code")
+    ] = "square",
+    workers: Annotated[int | None, typer.Option(min=0, help="number of threads (default: one per core)")] = None,
+) -> None:
+    """Decode and resize all images once, into a store that training reads without decoding.
+
+    `xbm train --store` needs only this folder, not the original images.
+
+    An interrupted run continues where it stopped. Run it again after images have changed to update only those.
+
+    Example: `xbm prepare cars --root ~/data/cars --out ~/data/cars-store`, or `xbm prepare ./photos --out ./photos-store`
+    """
+    from xbm_app.data import store_writer as store
+    from xbm_app.data.images import parts
+    from xbm_app.data.store import folder_of
+    from xbm_app.data.store_writer import write_outline
+
+    if (out / "config.yaml").exists():
+        raise InputError(f"{out} is a run folder: use another --out for the store")
+    dataset = _read_dataset(data, root)
+    sets = {folder_of(name): images for name, images in parts(dataset).items()}
+    count = sum(len(images) for images in sets.values())
+    needed = sum(store.to_write(images, out / name, resize, mode) for name, images in sets.items())
+    typer.echo(f"{count:,} images in {len(sets)} sets: about {needed / 1e9:.2f} GB to write to {out}")
+    store.require_room(out, needed)
+    for name, images in sets.items():
+        store.prepare(images, out / name, resize, mode, workers)
+        typer.echo(f"{out / name}: {len(images):,} images")
+    write_outline(dataset, out)
+
+
+def _read_dataset(data: str, root: Path | None) -> "Dataset":
+    from xbm_app.data.benchmarks import BENCHMARKS, read_benchmark
+    from xbm_app.data.own_images import read_folder, read_table
+
+    if data in BENCHMARKS:
+        if root is None:
+            raise InputError(f"the folder with {data} is not set: xbm prepare {data} --root DIR --out STORE")
+        return read_benchmark(data, root)
+    path = Path(data)
+    if path.is_dir():
+        return read_folder(path)
+    if path.is_file():
+        return read_table(path, root)
+    raise unknown("benchmark or folder", data, BENCHMARKS)

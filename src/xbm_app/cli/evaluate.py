@@ -1,42 +1,54 @@
-"""`xbm evaluate`: scores a run, or a file of embeddings."""
+"""`xbm evaluate`: scores of a run, or of a file of embeddings."""
 
+import zlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
+from zipfile import BadZipFile
 
 import typer
 
-from xbm.errors import InputError
+from xbm.errors import InputError, unknown
+
+# The names in the file, and the arguments of xbm.retrieval.evaluate that they become.
+ARRAYS = {
+    "embeddings": "embeddings",
+    "labels": "labels",
+    "ids": "ids",
+    "gallery_embeddings": "gallery",
+    "gallery_labels": "gallery_labels",
+    "gallery_ids": "gallery_ids",
+}
+NOT_SCORED = ("paths", "classes")  # for people; `xbm embed` writes them too
 
 
 def evaluate(
-    what: Annotated[Path, typer.Argument(help="a run folder, or an .npz with embeddings and labels")],
-    root: Annotated[Path | None, typer.Option(help="where the data lies now, if it has moved since training")] = None,
-    ks: Annotated[str | None, typer.Option(help="K of Recall@K for an .npz, e.g. 1,10,100")] = None,
-    json: Annotated[Path | None, typer.Option(help="also write the figures to this file")] = None,
+    what: Annotated[Path, typer.Argument(help="a run folder, or an .npz file with embeddings and labels")],
+    root: Annotated[Path | None, typer.Option(help="the folder with the data, if it has moved since training")] = None,
+    ks: Annotated[str | None, typer.Option(help="values of K for Recall@K of an .npz file, e.g. 1,10,100")] = None,
+    json: Annotated[Path | None, typer.Option(help="also write the scores to this file")] = None,
 ) -> None:
-    """Recall@K, MAP@R and R-precision by the data set's own protocol.
+    """Compute Recall@K, MAP@R and R-precision by the data set's own protocol.
 
     Examples: `xbm evaluate runs/2026-01-31_120000_cars` · `xbm evaluate embeddings.npz --ks 1,10,100`
     """
     if what.is_file() and what.suffix == ".npz":
-        from xbm_app.cli.evaluate_arrays import evaluate_npz, show_scores
-
         if root is not None:
-            raise InputError("--root says where the images of a run lie: leave it out for an .npz")
+            raise InputError("--root is the folder with a run's images: omit it for an .npz file")
         chosen = tuple(_whole(k) for k in ks.split(",")) if ks else (1, 10, 100, 1000)
         scores = evaluate_npz(what, chosen)
         show_scores(scores)
         result: dict = scores
     else:
         if ks is not None:
-            raise InputError("--ks is for an .npz, a run is scored by its data set's own protocol: leave it out")
+            raise InputError("--ks is for .npz files, runs are scored by their data set's own protocol: omit it")
         from xbm_app.cli.train import show
-        from xbm_app.train.scoring import evaluate_run
+        from xbm_app.train.load import evaluate_run
 
         result = evaluate_run(what, root)
         show(result)
     if json is not None:
-        from xbm_app.train.finish import write_json
+        from xbm_app.files import write_json
 
         write_json(json, result)
 
@@ -45,4 +57,54 @@ def _whole(text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise InputError(f"--ks takes whole numbers separated by commas, such as 1,10,100, not {text!r}") from None
+        raise InputError(f"--ks takes integers separated by commas, such as 1,10,100, got {text!r}") from None
+
+
+def evaluate_npz(path: Path, ks: Sequence[int] = (1, 10, 100, 1000)) -> dict[str, float]:
+    """Scores the arrays in an .npz file: `embeddings`, `labels`, and optionally `ids`, `gallery_embeddings`,
+    `gallery_labels`, `gallery_ids`. See `xbm.retrieval.evaluate` for what they mean and what is returned.
+    """
+    from xbm.retrieval import evaluate
+
+    arrays = _read_arrays(path)
+    try:
+        return evaluate(**{ARRAYS[name]: array for name, array in arrays.items()}, ks=ks)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+
+
+def _read_arrays(path: Path) -> dict[str, Any]:
+    import numpy as np
+
+    try:
+        file = np.load(path, allow_pickle=False)
+        if isinstance(file, np.ndarray):
+            raise InputError(f"{path} holds a single array: save embeddings and labels together with numpy.savez")
+        with file:
+            arrays = {name: file[name] for name in file.files if name not in NOT_SCORED}
+    except InputError:
+        raise
+    except FileNotFoundError:
+        raise InputError(f"{path} does not exist: pass an .npz file with arrays embeddings and labels") from None
+    except (OSError, ValueError, EOFError, BadZipFile, zlib.error) as error:
+        raise InputError(f"{path} cannot be read as an .npz file of plain arrays ({error})") from None
+    for name in arrays:
+        if name not in ARRAYS:
+            raise unknown(f"array in {path}:", name, ARRAYS)
+    for name in ("embeddings", "labels"):
+        if name not in arrays:
+            raise InputError(f"{path} has no array {name!r}: save it with numpy.savez(file, {name}=...)")
+    return arrays
+
+
+def show_scores(scores: Mapping[str, float]) -> None:
+    """Prints scores as a table: fractions in percent, counts as they are."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table()
+    table.add_column("metric")
+    table.add_column("value", justify="right")
+    for name, value in scores.items():
+        table.add_row(name, f"{value:,}" if isinstance(value, int) else f"{100 * value:.2f} %")
+    Console().print(table)

@@ -1,31 +1,81 @@
-"""`xbm export`: a model that runs where there is no xbm."""
+"""`xbm embed` and `xbm export`: the embeddings of a trained model, or the model itself, for use elsewhere."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from xbm.errors import InputError
+
+
+def embed(
+    run: Annotated[Path, typer.Argument(help="a run folder")],
+    images: Annotated[Path, typer.Argument(help="a folder of images, searched recursively")],
+    out: Annotated[Path, typer.Option(help="an .npz or .parquet file")] = Path("embeddings.npz"),
+) -> None:
+    """Embed a folder of images with a trained model. The file has paths, ids, unit vectors, and the folder names as labels.
+
+    Unreadable images are reported and left out.
+
+    Example: `xbm embed runs/2026-01-31_120000_cars ./photos --out photos.npz`
+    """
+    if out.suffix not in (".npz", ".parquet"):
+        raise InputError(f"{out} must end in .npz or .parquet")
+    import numpy as np
+
+    from xbm_app.data.images import ImageSet, image_files
+    from xbm_app.files import replacing
+    from xbm_app.train.load import load
+
+    if not images.is_dir():
+        raise InputError(f"{images} is not a folder: pass the folder with the images")
+    paths = image_files(images)
+    if not paths:
+        raise InputError(f"{images} contains no images (jpg, png, webp, ...): pass another folder")
+    model = load(run)
+    image_set = ImageSet("images", np.zeros(len(paths), np.int64), ["image"], root=images, paths=paths)
+    read, embedded = model.embed_readable(image_set, lambda error: print(f"note: {error}", file=sys.stderr))
+    if not len(read):
+        raise InputError(f"none of the images in {images} can be read: repair them, or pass another folder")
+    left_out = f", {len(paths) - len(read):,} images left out" if len(read) < len(paths) else ""
+    paths, vectors = [paths[index] for index in read], embedded.numpy()
+    folders = [str(Path(path).parent) for path in paths]
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(out) as temporary:
+        if out.suffix == ".npz":
+            names, labels = np.unique(folders, return_inverse=True)
+            ids = np.arange(len(paths))
+            np.savez(temporary, embeddings=vectors, labels=labels, ids=ids, paths=np.array(paths), classes=names)
+        else:
+            import pyarrow as pa
+            import pyarrow.parquet as pq
+
+            flat = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), vectors.shape[1])
+            columns = {"id": np.arange(len(paths)), "path": paths, "label": folders, "embedding": flat}
+            pq.write_table(pa.table(columns), temporary)
+    print(f"{len(paths):,} embeddings of {vectors.shape[1]} dimensions in {out}{left_out}")
+
 
 def export(
     run: Annotated[Path, typer.Argument(help="a run folder")],
-    out: Annotated[Path | None, typer.Option(help="a folder; by default export in the run folder")] = None,
+    out: Annotated[Path | None, typer.Option(help="the output folder (default: `export` in the run folder)")] = None,
 ) -> None:
-    """Write a trained model as ONNX and as a torch.export program, with a model card and a script that needs no xbm.
+    """Export a trained model as ONNX and as a torch.export program, with a model card and a script that needs no xbm.
 
-    Both take bytes, any number of images at once, and are compared with the run before the command ends.
+    Both take batches of uint8 images of any size, and are compared with the run before the command ends.
 
     Example: `xbm export runs/2026-01-31_120000_cars --out cars_model`
     """
-    from xbm.errors import InputError
     from xbm_app.extras import require
 
     require("search", "onnx", "onnxscript", "onnxruntime")
     from xbm_app.export.exporter import export_run
 
     if not run.exists():
-        raise InputError(f"{run} does not exist: give a run folder made by `xbm train`")
-    made = export_run(run, out or (run if run.is_dir() else run.parent) / "export")
-    for name, largest in made.difference.items():
-        size = (made.folder / name).stat().st_size
-        print(f"{name}: {size / 1e6:.1f} MB, largest difference from the run {largest:.1e} on {made.source}")
-    print(made.folder)
+        raise InputError(f"{run} does not exist: pass a run folder created by `xbm train`")
+    exported = export_run(run, out or (run if run.is_dir() else run.parent) / "export")
+    for name, largest in exported.difference.items():
+        size = (exported.folder / name).stat().st_size
+        print(f"{name}: {size / 1e6:.1f} MB, largest difference from the run {largest:.1e} on {exported.source}")
+    print(exported.folder)

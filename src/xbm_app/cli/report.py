@@ -1,16 +1,18 @@
-"""`xbm report` and `xbm compare`: runs as a page, and side by side."""
+"""`xbm report`, `xbm compare` and `xbm drift`: pages, tables and figures about runs."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from xbm.errors import InputError
+
 
 def report(
     run: Annotated[Path, typer.Argument(help="a run folder")],
-    out: Annotated[Path | None, typer.Option(help="the page; by default report.html in the run folder")] = None,
+    out: Annotated[Path | None, typer.Option(help="the page (default: report.html in the run folder)")] = None,
 ) -> None:
-    """Write one self-contained HTML page about a run: curves, drift, retrieved images, mined negatives.
+    """Write a self-contained HTML page about a run: curves, drift, retrieved images, mined negatives.
 
     Example: `xbm report runs/2026-01-31_120000_cars`
     """
@@ -23,7 +25,7 @@ def compare(
     runs: Annotated[list[Path], typer.Argument(help="two or more run folders")],
     out: Annotated[Path, typer.Option(help="the page")] = Path("compare.html"),
 ) -> None:
-    """Put runs side by side: a table here, and a page with their curves and what each retrieves.
+    """Compare runs: print a table, and write a page with their curves and retrieved images.
 
     Example: `xbm compare runs/with_memory runs/without_memory`
     """
@@ -41,3 +43,38 @@ def compare(
         table.add_row(run.name, *(f"{100 * result[name]:.2f}" if name in result else "–" for name in names))
     print_table(table)
     print(report_runs(runs, out))
+
+
+def drift(
+    runs: Annotated[list[Path], typer.Argument(help="run folders, finished or running")],
+    out: Annotated[
+        Path | None, typer.Option(help="the figure, an SVG file (default: drift.svg in the first run folder)")
+    ] = None,
+    json: Annotated[Path | None, typer.Option(help="write the curves to this file")] = None,
+) -> None:
+    """Show the feature drift D(x, t; Δt) of runs for Δt = 10, 100 and 1000, as a table and as a figure.
+
+    Every run measures it on 32 fixed training images, in eval mode, with every row of its metrics. To measure it in your own
+    training loop, use `xbm_app.train.feature_drift.Drift`.
+
+    Example: `xbm drift runs/2026-01-31_120000_cars`
+    """
+    if out is not None and out.suffix != ".svg":
+        raise InputError(f"{out} must end in .svg")
+    from rich.table import Table
+
+    from xbm_app.cli.tables import print_table
+    from xbm_app.report.printed_figures import draw_drift, drift_table, drift_values
+    from xbm_app.report.run_folders import read_drift
+
+    records = {folder.resolve().name: read_drift(folder) for folder in runs}
+    table = Table("run", "Δt", "first tenth", "before the decay", "after the decay", caption="mean squared distance, at most 4")
+    for name, curves in records.items():
+        for row in drift_table(name, curves):
+            table.add_row(*row)
+    print_table(table)
+    if json is not None:
+        from xbm_app.files import write_json
+
+        write_json(json, {name: drift_values(record) for name, record in records.items()})
+    print(draw_drift(records, out or runs[0] / "drift.svg"))

@@ -1,11 +1,11 @@
-"""Tables for the terminal, and for files and pipes, where nothing is cut to fit."""
+"""Tables on the terminal; in files and pipes nothing is cut to fit."""
 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-WIDE = 250  # columns, where no screen sets a limit
+WIDE = 250  # columns, if there is no terminal
 
 
 def print_table(table: "Table") -> None:

@@ -1,4 +1,4 @@
-"""`xbm train`: from a preset and a few overrides to a finished run."""
+"""`xbm train`: from a preset and a few overrides to a finished run; `xbm presets`: the presets."""
 
 import time
 from pathlib import Path
@@ -14,27 +14,25 @@ def train(
     data: Annotated[
         Path | None, typer.Option(help="your own images: a folder of class folders, or a CSV / Parquet table")
     ] = None,
-    root: Annotated[Path | None, typer.Option(help="where a benchmark's files lie")] = None,
-    store: Annotated[Path | None, typer.Option(help="a store made by `xbm prepare`")] = None,
+    root: Annotated[Path | None, typer.Option(help="the folder with a benchmark's files")] = None,
+    store: Annotated[Path | None, typer.Option(help="a store created by `xbm prepare`")] = None,
     loss: Annotated[str | None, typer.Option(help="contrastive, triplet, ms, ...")] = None,
     trunk: Annotated[str | None, typer.Option(help="googlenet, resnet50, bn_inception, efficientnet_lite0, timm/NAME")] = None,
     recipe: Annotated[
-        str | None, typer.Option(help="auto (unless told otherwise), paper, or official: what the paper's released code does")
+        str | None, typer.Option(help="auto (default), paper, or official: as in the paper's released code")
     ] = None,
-    memory: Annotated[bool, typer.Option(help="train with the memory, or without it for comparison")] = True,
-    seed: Annotated[
-        int | None, typer.Option(help="of weights, batches and augmentation; 0 unless the config says other")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="the run folder; by default a dated one under runs/")] = None,
-    resume: Annotated[Path | None, typer.Option(help="go on with the run in this folder")] = None,
+    memory: Annotated[bool, typer.Option(help="train with or without the memory")] = True,
+    seed: Annotated[int | None, typer.Option(help="random seed (default: 0, or the config's value)")] = None,
+    out: Annotated[Path | None, typer.Option(help="the run folder (default: a dated folder in runs/)")] = None,
+    resume: Annotated[Path | None, typer.Option(help="resume the run in this folder")] = None,
     config: Annotated[Path | None, typer.Option(help="a config file instead of a preset")] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="key=value, e.g. optim.iterations=4000; may be repeated")
     ] = None,
-    skip_problems: Annotated[bool, typer.Option("--skip-problems", help="leave broken images out of training")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="say nothing but the result")] = False,
+    skip_problems: Annotated[bool, typer.Option("--skip-problems", help="leave out broken images")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="print only the result")] = False,
 ) -> None:
-    """Train a model. The run can be killed at any moment and goes on with --resume.
+    """Train a model. A run can be killed at any moment and continued with --resume.
 
     Examples: `xbm train glyphs` · `xbm train cars --root ~/cars --trunk resnet50` · `xbm train --data ./photos` ·
     `torchrun --nproc-per-node 8 -m xbm train sop --root ~/sop` (several GPUs) ·
@@ -47,42 +45,30 @@ def train(
     from xbm_app.train.presets import recipe_of
 
     if resume is not None:
-        given = (
-            preset,
-            data,
-            root,
-            store,
-            loss,
-            trunk,
-            recipe,
-            seed is not None,
-            out,
-            config,
-            settings,
-            not memory,
-            skip_problems,
-        )
-        if any(given):
-            raise InputError("--resume goes on with the settings of the run: leave all others but --quiet out")
+        options = (preset, data, root, store, loss, trunk, recipe, out, config, settings, not memory, skip_problems)
+        if any(options) or seed is not None:
+            raise InputError("--resume uses the settings of the run: omit all other options except --quiet")
         if not (resume / "config.yaml").exists():
-            raise InputError(f"{resume} holds no run: give the folder that `xbm train` printed")
+            raise InputError(f"{resume} holds no run: pass the folder that `xbm train` printed")
         chosen, folder = configs.load(resume / "config.yaml"), resume
     else:
-        one_by_one = parse_settings(settings)
-        if not memory and "memory.ratio" in one_by_one:
-            raise InputError("--no-memory is memory.ratio=0: leave one of the two out")
+        overrides = parse_settings(settings)
+        if not memory and "memory.ratio" in overrides:
+            raise InputError("--no-memory sets memory.ratio=0: omit one of the two")
         if config is not None:
             if preset or loss or trunk or recipe:
-                raise InputError("--config holds all settings: change single ones with --set, and leave the preset out")
+                raise InputError(
+                    "--config contains all settings: change some with --set, and omit the preset, --loss, --trunk and --recipe"
+                )
             chosen = configs.load(config)
         else:
             if data is not None and preset not in ("", "own"):
-                raise InputError("--data trains on your own images and takes no preset: leave one of them out")
+                raise InputError("--data trains on your own images and takes no preset: omit one of them")
             if data is None and not preset:
-                raise InputError("say what to train on: a preset such as `xbm train glyphs`, or `xbm train --data DIR`")
-            usual = "auto" if memory else "paper"  # which without memory is the batch's loss as the preset has it
-            weights = one_by_one.get("model.weights")
-            chosen = preset_of("own" if data is not None else preset, loss, trunk, recipe or usual, weights)
+                raise InputError("nothing to train on: choose a preset such as `xbm train glyphs`, or pass `--data DIR`")
+            default = "auto" if memory else "paper"  # without memory that is the in-batch loss of the preset
+            weights = overrides.get("model.weights")
+            chosen = preset_of("own" if data is not None else preset, loss, trunk, recipe or default, weights)
         changes: dict[str, object] = {}
         if seed is not None:
             changes["seed"] = seed
@@ -96,18 +82,18 @@ def train(
             changes["memory.ratio"] = 0.0
         if skip_problems:
             changes["data.skip_problems"] = True
-        chosen = configs.override(chosen, {**changes, **one_by_one})
+        chosen = configs.override(chosen, {**changes, **overrides})
         if config is None and chosen.recipe == "auto" and chosen.data.name == "own":
             images = len(read_data(chosen.data).train)
-            suited = recipe_of("auto", chosen.model.weights, "own", images)
-            chosen = configs.override(chosen, {**suited, **changes, **one_by_one})
+            recipe_settings = recipe_of("auto", chosen.model.weights, "own", images)
+            chosen = configs.override(chosen, {**recipe_settings, **changes, **overrides})
         kind = chosen.loss.name + ("" if chosen.memory.ratio else "_no_memory")
         stamp = time.strftime("%Y-%m-%d_%H%M%S")
         folder = out or Path("runs") / f"{stamp}_{chosen.data.name}_{kind}_seed{chosen.seed}"
     from xbm.distributed import together
 
     with together(chosen.device) as ranks:
-        folder = Path(ranks.agreed(str(folder)))  # its name holds the time, which no two processes start at
+        folder = Path(ranks.agreed(str(folder)))  # its name contains the time, which differs between processes
         result = run(chosen, folder, resume=resume is not None, quiet=quiet)
         if ranks.first:
             from xbm_app.report.run_folders import report_runs
@@ -118,19 +104,21 @@ def train(
 
 
 def parse_settings(settings: list[str] | None) -> dict[str, str]:
-    pairs = {}
+    values = {}
     for setting in settings or []:
         key, equals, value = setting.partition("=")
         if not equals:
-            raise InputError(f"--set {setting} is not key=value: write for example --set optim.iterations=4000")
+            raise InputError(f"--set takes key=value, such as --set optim.iterations=4000, got {setting}")
         if key.strip() in ("preset", "recipe"):
-            raise InputError(f"--set {setting} would only rename the run: choose a preset by its name, a recipe with --recipe")
-        pairs[key.strip()] = value.strip()
-    return pairs
+            raise InputError(
+                f"--set {setting} would only rename the run: pass the preset as an argument, and the recipe with --recipe"
+            )
+        values[key.strip()] = value.strip()
+    return values
 
 
 def show(result: dict) -> None:
-    """The figures of a run as a table: a row a measure, a column a protocol."""
+    """Prints the scores of a run as a table: one row per metric, one column per protocol."""
     from rich.table import Table
 
     from xbm_app.cli.tables import print_table
@@ -138,11 +126,55 @@ def show(result: dict) -> None:
     protocols = result["protocols"]
     first = next(iter(protocols.values()))
     names = [name for name in first if not name.endswith("_std") and name not in ("queries", "without_relevant")]
-    table = Table("in percent", caption=f"after {result['iterations']} iterations")
+    trained, chosen = result.get("checkpoint_iterations", result["iterations"]), result.get("checkpoint") == "best.pt"
+    table = Table("in percent", caption=f"after {trained} iterations" + (" (best.pt)" if chosen else ""))
     for protocol in protocols:
         table.add_column(protocol, justify="right")
     for name in names:
-        # a protocol that draws galleries has the figures of both ways: its own are these
-        shown = [scores.get(f"one_per_class/{name}", scores.get(name)) for scores in protocols.values()]
-        table.add_row(name, *("" if value is None else f"{100 * value:.2f}" for value in shown))
+        # a protocol with random galleries has two sets of scores: these are its own
+        values = [scores.get(f"one_per_class/{name}", scores.get(name)) for scores in protocols.values()]
+        table.add_row(name, *("" if value is None else f"{100 * value:.2f}" for value in values))
     print_table(table)
+
+
+def presets(
+    name: Annotated[str | None, typer.Argument(help="print the config of this preset")] = None,
+    loss: Annotated[str | None, typer.Option(help="the loss: contrastive, triplet, ms, ...")] = None,
+    trunk: Annotated[str | None, typer.Option(help="the trunk: googlenet, resnet50, bn_inception, ...")] = None,
+    recipe: Annotated[str, typer.Option(help="the recipe: auto, paper or official")] = "auto",
+) -> None:
+    """List the presets, or print one as YAML for `xbm train --config`.
+
+    Examples: `xbm presets` · `xbm presets cars --loss ms --trunk resnet50 > mine.yaml`
+    """
+    from xbm_app.train.config import to_dict
+    from xbm_app.train.presets import DATASETS, RECIPES, TRUNKS, preset
+
+    if name is not None:
+        import yaml
+
+        print(yaml.safe_dump(to_dict(preset(name, loss, trunk, recipe)), sort_keys=False), end="")
+        return
+    from rich.table import Table
+
+    from xbm_app.cli.tables import print_table
+
+    table = Table("preset", "trunk", "dim", "lr", "lr × 0.1 at", "iterations", "R_M", "memory", "warm-up")
+    for each in DATASETS:
+        try:
+            c = preset(each, loss, trunk, recipe)
+        except InputError as error:  # the recipe official does not exist for all presets; a wrong name exists for none
+            refused = error
+            continue
+        keyed = f", α {c.memory.alpha:g}" if c.memory.update == "backprop" else ""
+        keyed += f", m {c.memory.momentum:g}" if c.memory.update != "queue" else ""
+        decay = ", ".join(map(str, c.optim.decay_at)) or "–"
+        table.add_row(
+            each, c.model.trunk, str(c.model.dim), f"{c.optim.lr:g}", decay, str(c.optim.iterations),
+            f"{c.memory.ratio:g}", c.memory.update + keyed, str(c.memory.start),
+        )  # fmt: skip
+    if not table.row_count:
+        raise refused
+    print_table(table)
+    print(f"each × losses contrastive, triplet, ms, ... × trunks {', '.join(TRUNKS)} × recipes {', '.join(RECIPES)}")
+    print(f"shown with the recipe `{recipe}`; the default of `xbm train` is `auto`")

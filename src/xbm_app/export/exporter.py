@@ -12,8 +12,8 @@ from xbm_app.data.feeds import DecodeFeed
 from xbm_app.data.transforms import LONGEST
 from xbm_app.export.formats import Portable, record, run_onnx, run_program, windows, write_onnx, write_program
 from xbm_app.export.model_card import write_card
+from xbm_app.files import replacing
 from xbm_app.train.dataset import read_run
-from xbm_app.train.files import replacing
 from xbm_app.train.load import Embedder, load
 
 IMAGES = 100  # on which an exported model is compared with the run

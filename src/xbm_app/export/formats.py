@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from xbm_app.data.transforms import normalisation
-from xbm_app.train.files import replacing
+from xbm_app.files import replacing
 from xbm_app.train.load import Embedder
 
 OPSET = 18

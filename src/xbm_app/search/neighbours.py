@@ -11,8 +11,8 @@ from typing import Any
 import faiss
 import numpy as np
 
+from xbm_app.files import replacing
 from xbm_app.search.catalogue import Catalogue
-from xbm_app.train.files import replacing
 
 FILE = "compressed.faiss"
 EXACT_BYTES = 200_000_000  # limit of exact search, in float32: 390,000 rows of 128 dimensions take about 40 ms on one core

@@ -5,10 +5,10 @@ from pathlib import Path
 
 from PIL import Image
 
+from xbm_app.files import replacing
 from xbm_app.report.galleries import Encoder, strip, webp_uri
 from xbm_app.report.markup import Html, shell, tag
 from xbm_app.search.searcher import Hit
-from xbm_app.train.files import replacing
 
 ENCODE = Encoder(320, 80)
 

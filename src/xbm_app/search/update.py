@@ -18,9 +18,9 @@ from PIL import Image
 from xbm.errors import InputError
 from xbm_app.data.images import ImageSet, Row, image_files, readable
 from xbm_app.data.own_images import read_records, row_of
+from xbm_app.files import write_checkpoint
 from xbm_app.search.catalogue import FILE, TABLES, Catalogue, Entry, Known, model_file, root_of
 from xbm_app.search.searcher import quickest_threads
-from xbm_app.train.checkpoint import write_checkpoint
 from xbm_app.train.config import to_dict
 from xbm_app.train.load import Embedder, load
 

@@ -1,4 +1,4 @@
-"""The one typed object that describes a run, and the strict way into it: an unknown key names the nearest valid one."""
+"""The typed config of a run, read strictly: an unknown key fails with the nearest valid name."""
 
 import math
 import types
@@ -8,24 +8,24 @@ from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from xbm.errors import InputError, unknown
-from xbm_app.train.files import replacing
+from xbm_app.files import replacing
 
-MOST_SEED = (1 << 63) - 1
+LARGEST_SEED = (1 << 63) - 1
 
 
 @dataclass(frozen=True)
 class Data:
     name: str = "glyphs"  # glyphs, a benchmark of `xbm datasets`, or "own" for a folder or table
-    root: str | None = None  # where the data lies
-    store: str | None = None  # a store made by `xbm prepare`
+    root: str | None = None  # the folder with the data
+    store: str | None = None  # a store created by `xbm prepare`
     feed: str = "auto"  # decode, store, resident; auto: store if there is one, resident on a GPU or in memory, else decode
     augmentation: str = "paper"  # paper: 256² then random 224 crop and flip; official: random resized crop; shift: small images
     resize: int = 256
     crop: int = 224
-    holdout: float = 0.0  # share of the training classes kept out, to choose by; 0 trains on all of them
+    holdout: float = 0.0  # share of the training classes held out for validation; 0 trains on all of them
     fold: int = 0  # which of the disjoint sets of training classes is held out, from 0
-    noise: float = 0.0  # share of the training labels replaced by another class's, to see how much a method minds
-    skip_problems: bool = False  # leave broken, tiny, duplicate and single images out of training
+    noise: float = 0.0  # share of the training labels replaced by wrong ones, to measure robustness
+    skip_problems: bool = False  # leave out broken, tiny and duplicate images, and classes with a single image
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class Model:
     dim: int = 512  # D
     pooling: str = "average"  # average (the paper) or max (its released code)
     weights: str = "imagenet"  # imagenet, none, or a file
-    freeze_batch_norm: bool = False  # a trick the supplementary names for CUB and Cars
-    trunk_lr: float = 1.0  # the trunk's learning rate as a share of the head's (the supplementary: 0.1)
+    freeze_batch_norm: bool = False  # as the supplementary does for CUB and Cars
+    trunk_lr: float = 1.0  # learning rate of the trunk, as a multiple of the head's (the supplementary: 0.1)
 
 
 @dataclass(frozen=True)
@@ -49,26 +49,26 @@ class Batch:
 @dataclass(frozen=True)
 class Loss:
     name: str = "contrastive"
-    reduction: str = "sum"  # sum is the paper; mean averages an anchor's pairs; balanced: a push never outweighs the pull
+    reduction: str = "sum"  # sum (the paper), mean, or balanced: negatives never outweigh positives
     options: dict[str, float] = field(default_factory=dict)  # e.g. {margin: 0.5}
-    exclude: str = "copy"  # which rows are the anchor itself: copy (the paper's code) or instance
+    exclude: str | None = None  # rows that are the anchor itself: instance (None), or copy, as all presets have it
 
 
 @dataclass(frozen=True)
 class Memory:
     ratio: float = 1.0  # R_M = M / N; 0 trains without memory
     update: str = "queue"  # queue, moving_average, backprop
-    momentum: float | None = None  # m of the keyed updates; by default 0.9 for moving_average, 0 for backprop
+    momentum: float | None = None  # m of the keyed updates; None: 0.9 for moving_average, 0 for backprop
     alpha: float = 0.1  # α of backprop
-    updates_per_step: int = 1  # ×n: batches enqueued per step in all
-    start: int = 1000  # iterations of warm-up without memory
+    updates_per_step: int = 1  # ×n: batches enqueued per step, the anchors included
+    start: int = 1000  # warm-up iterations without memory
     fill: bool = True  # start from embeddings of random training images; False: start empty
-    batch_weight: float = 0.0  # of the in-batch loss once the memory is on (Algorithm 1: 0)
-    weight: float = 1.0  # of the loss against the memory
-    spread: str = "replicated"  # over several processes: replicated (all rows on each) or sharded (a part on each)
-    reduction: str | None = None  # of the loss against the memory; None: loss.reduction
-    doubt: str = "keep"  # of a row that lies among other classes' rows: keep, skip (it and its image, until it is written anew)
-    dtype: str = "auto"  # of the rows; auto: bfloat16 for a queue on a GPU, else float32
+    batch_weight: float = 0.0  # weight of the in-batch loss once the memory is on (Algorithm 1: 0)
+    weight: float = 1.0  # weight of the loss against the memory
+    spread: str = "replicated"  # with several processes: replicated (all rows on each) or sharded (a part on each)
+    reduction: str | None = None  # reduction of the loss against the memory; None: loss.reduction
+    doubt: str = "keep"  # likely label errors: keep, or skip (ignore the row and its image until it is written again)
+    dtype: str = "auto"  # storage type of the rows; auto: bfloat16 for a queue on a GPU, else float32
 
 
 @dataclass(frozen=True)
@@ -83,8 +83,8 @@ class Optim:
 
 @dataclass(frozen=True)
 class Log:
-    every: int = 100  # iterations between two lines of metrics
-    evaluate_every: int = 0  # iterations between two scores on the held-out classes (data.holdout); 0 = only at the end
+    every: int = 100  # iterations between two rows of metrics
+    evaluate_every: int = 0  # iterations between two evaluations on held-out classes (data.holdout); 0: only at the end
     checkpoint_every: int = 500
     wandb: bool = False
 
@@ -105,28 +105,28 @@ class Config:
 
     @property
     def reduction(self) -> str:
-        """Of the pairs that count: those with the memory, where there is one."""
+        """The reduction of the loss against the memory, or of the in-batch loss without one."""
         return (self.memory.reduction if self.memory.ratio else None) or self.loss.reduction
 
 
 def from_dict(values: Mapping[str, Any], kind: type = Config, where: str = "") -> Any:
-    """A dataclass from plain values.
+    """Builds a dataclass from plain values.
 
     Raises:
         InputError: an unknown key (naming the nearest valid one) or a value of the wrong type.
     """
     hints = get_type_hints(kind)
-    made = {}
+    arguments = {}
     for key, value in values.items():
         path = f"{where}{key}"
         if key not in hints:
             raise unknown("setting", path, [f"{where}{name}" for name in hints])
-        made[key] = _convert(value, hints[key], path)
-    return kind(**made)
+        arguments[key] = _convert(value, hints[key], path)
+    return kind(**arguments)
 
 
 def override(config: Config, settings: Mapping[str, Any]) -> Config:
-    """The config with some settings changed: {"memory.ratio": 0.5}.
+    """Returns the config with some settings changed: {"memory.ratio": 0.5}.
 
     Example:
         >>> override(Config(), {"memory.ratio": "0.5"}).memory.ratio
@@ -138,7 +138,7 @@ def override(config: Config, settings: Mapping[str, Any]) -> Config:
 
 
 def check(config: Config) -> None:
-    """Refuses numbers that no run can start with."""
+    """Raises InputError for values that no run can start with."""
     least = {
         "seed": 0, "batch.size": 1, "batch.per_class": 1, "batch.accumulate": 1, "memory.ratio": 0, "memory.start": 0,
         "memory.updates_per_step": 1, "optim.lr": 0, "optim.iterations": 1, "log.every": 1, "log.checkpoint_every": 1,
@@ -148,32 +148,34 @@ def check(config: Config) -> None:
     values = flat(config)
     for name, lowest in least.items():
         if not values[name] >= lowest:
-            raise InputError(f"{name}={values[name]} cannot be: give {lowest} or more")
+            raise InputError(f"{name} must be at least {lowest}, got {values[name]}")
         if values[name] == math.inf:
-            raise InputError(f"{name}=inf cannot be: give a finite number")
-    if config.seed > MOST_SEED:
-        raise InputError(f"seed={config.seed} cannot be: give {MOST_SEED} or less")
+            raise InputError(f"{name} must be finite, got {values[name]}")
+    if config.seed > LARGEST_SEED:
+        raise InputError(f"seed must be at most {LARGEST_SEED}, got {config.seed}")
     if config.memory.ratio and not config.memory.weight and not config.memory.batch_weight:
-        raise InputError("memory.weight=0 and memory.batch_weight=0 leave no loss to train on: set one of them above 0")
+        raise InputError(
+            "memory.weight and memory.batch_weight are both 0, so there is no loss to train on: set one of them above 0"
+        )
     if any(step < 0 for step in config.optim.decay_at):
-        raise InputError(f"optim.decay_at={config.optim.decay_at} cannot be: give iterations, 0 or more")
+        raise InputError(f"optim.decay_at must be iterations of at least 0, got {config.optim.decay_at}")
     for name, value in config.loss.options.items():
         if not math.isfinite(value):
-            raise InputError(f"loss.options {name}={value} cannot be: give a finite number")
+            raise InputError(f"{name} in loss.options must be finite, got {value}")
     if config.log.evaluate_every and not config.data.holdout:
         raise InputError(
-            "log.evaluate_every scores held-out training classes, the test classes wait for the end: "
-            "set data.holdout=0.2, or leave it at 0"
+            "log.evaluate_every needs held-out training classes, because test classes are scored only at the end: "
+            "set data.holdout=0.2, or log.evaluate_every=0"
         )
 
 
 def flat(config: Any, prefix: str = "") -> dict[str, Any]:
-    """Every setting's value by its full name."""
-    found: dict[str, Any] = {}
+    """The value of every setting by its full name."""
+    values: dict[str, Any] = {}
     for each in fields(config):
         value = getattr(config, each.name)
-        found |= flat(value, f"{prefix}{each.name}.") if is_dataclass(value) else {f"{prefix}{each.name}": value}
-    return found
+        values |= flat(value, f"{prefix}{each.name}.") if is_dataclass(value) else {f"{prefix}{each.name}": value}
+    return values
 
 
 def _override(node: Any, path: list[str], value: Any, full: str) -> Any:
@@ -254,7 +256,7 @@ def _boolean(value: Any) -> bool:
 
 
 def to_dict(config: Config) -> dict[str, Any]:
-    """Plain values that YAML can hold."""
+    """Converts a config to plain values that YAML can hold."""
 
     def plain(x: Any) -> Any:
         if isinstance(x, dict):
@@ -267,8 +269,8 @@ def to_dict(config: Config) -> dict[str, Any]:
 def save(config: Config, path: Path) -> None:
     import yaml
 
-    with replacing(path) as beside:
-        beside.write_text(yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True), encoding="utf-8")
+    with replacing(path) as temporary:
+        temporary.write_text(yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True), encoding="utf-8")
 
 
 def load(path: Path) -> Config:
@@ -277,11 +279,11 @@ def load(path: Path) -> Config:
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
-        raise InputError(f"{path} does not exist: give a run folder or a config file") from None
+        raise InputError(f"{path} does not exist: pass a run folder or a config file") from None
     except IsADirectoryError:
-        raise InputError(f"{path} is a folder: give a config file, such as {path / 'config.yaml'}") from None
+        raise InputError(f"{path} is a folder: pass a config file, such as {path / 'config.yaml'}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is not valid YAML ({' '.join(str(error).split())}): mend it") from None
+        raise InputError(f"{path} is not valid YAML ({' '.join(str(error).split())}): correct it") from None
     if not isinstance(values, Mapping):
-        raise InputError(f"{path} does not hold settings: write `section:` and `key: value` lines")
+        raise InputError(f"{path} holds no settings: write `section:` and `key: value` lines")
     return from_dict(values)

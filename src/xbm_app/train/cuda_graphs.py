@@ -1,8 +1,8 @@
 """CUDA graphs: a training step of a small network is hundreds of kernels that take longer to launch than to run.
 
-`Recorded` runs the first steps eagerly, which lets every library choose its kernels, and captures the next one. From then on
-a step is two small copies (which images, which step) and one launch. Warm-up and memory phase are captured separately.
-`Replayed` does the same for forward passes without gradient: filling the memory, measuring the drift.
+`RecordedStep` runs the first steps eagerly, which lets every library choose its kernels, and captures the next one. From then
+on a step is two small copies (the image indices, the step number) and one launch. Steps with and without memory are captured
+separately. `Replayed` does the same for forward passes without gradient: filling the memory, measuring the drift.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,132 +16,134 @@ from torch import Tensor, nn
 from xbm_app.data.feeds import ResidentFeed
 
 if TYPE_CHECKING:
-    from xbm_app.train.job import Iteration, Job
+    from xbm_app.train.dataset import Batch
+    from xbm_app.train.state import RunState
 
-PLAIN_STEPS = 3  # steps before one is captured
-PLAIN_PASSES = 2  # forward passes per input shape before one is captured
+EAGER_STEPS = 3  # steps before one is captured
+EAGER_PASSES = 2  # forward passes per input shape before one is captured
 
-Learn = Callable[["Job", "Iteration", bool], Tensor]  # (job, data, memory on?) -> anchors
+Learn = Callable[["RunState", int, "list[Batch]", bool], Tensor]  # (run, step, batches, with memory?) -> anchors
 
 
-def why_not(job: "Job") -> str | None:
-    """Why steps cannot be recorded, if they cannot."""
-    if job.device.type != "cuda":
+def why_not(run: "RunState") -> str | None:
+    """Returns why the steps of a run cannot be recorded, or None if they can."""
+    if run.device.type != "cuda":
         return "only a GPU has graphs"
-    if job.ranks.world > 1:
-        return f"{job.ranks.world} processes talk to each other within it; nor is batch norm fused, which is over all of them"
-    if not isinstance(job.feed, ResidentFeed):
+    if run.ranks.world > 1:
+        return f"{run.ranks.world} processes communicate within it, and batch norm over all of them is not fused"
+    if not isinstance(run.data.feed, ResidentFeed):
         return "the images are not on the device"
-    if job.scaler.is_enabled():
-        return "float16 looks at its gradients in between"
+    if run.scaler.is_enabled():
+        return "float16 training inspects its gradients on the host"
     return None
 
 
-class Recorded:
-    """Calls `learn` for one step after the other, by itself or as a recorded graph: the same operations on the same data."""
+class RecordedStep:
+    """Calls `learn` step by step, eagerly or as a recorded graph: the same operations on the same data."""
 
-    def __init__(self, job: "Job", learn: Learn, say: Callable[[str], None]) -> None:
-        self.job, self.learn, self.say = job, learn, say
-        self.size = job.config.batch.size
-        self.ids = torch.zeros((job.batches_per_step, self.size), dtype=torch.int64, device=job.device)
-        self.first = torch.zeros((), dtype=torch.int64, device=job.device)  # number of the step's first batch
-        self.phase: bool | None = None  # whether the memory is on
-        self.plain = 0  # steps of this phase so far
+    def __init__(self, run: "RunState", learn: Learn, say: Callable[[str], None]) -> None:
+        self.run, self.learn, self.say = run, learn, say
+        self.size = run.config.batch.size
+        self.ids = torch.zeros((run.data.batches_per_step, self.size), dtype=torch.int64, device=run.device)
+        self.first = torch.zeros((), dtype=torch.int64, device=run.device)  # number of the step's first batch
+        self.with_memory: bool | None = None
+        self.eager = 0  # steps so far, of this phase
         self.graph: torch.cuda.CUDAGraph | None = None
         self.anchors: Tensor | None = None
-        self.given_up = False
-        self.beside: torch.cuda.Stream | None = None  # where plain steps run, and are recorded: gradients stay on their stream
+        self.failed = False
+        # eager steps run on the stream that is recorded later: gradients stay on the stream that made them
+        self.stream: torch.cuda.Stream | None = None
 
-    def __call__(self, step: int, remembering: bool) -> Tensor:
-        if remembering != self.phase:
-            self.phase, self.plain, self.graph, self.anchors = remembering, 0, None, None
+    def __call__(self, step: int, with_memory: bool) -> Tensor:
+        if with_memory != self.with_memory:
+            self.with_memory, self.eager, self.graph, self.anchors = with_memory, 0, None, None
         first = step * len(self.ids)
-        batches = [self.job.sampler.batch(first + k) for k in range(len(self.ids))]
         self.first.fill_(first)
-        self._load(np.stack(batches))
-        if self.graph is None and self.plain >= PLAIN_STEPS and not self.given_up:
+        self._load(np.stack([self.run.data.sampler.batch(first + k) for k in range(len(self.ids))]))
+        if self.graph is None and self.eager >= EAGER_STEPS and not self.failed:
             self._record(step)
         if self.graph is not None and self.anchors is not None:
             self.graph.replay()
             return self.anchors
-        self.plain += 1
-        return self._beside(lambda: self._step(step, list(self.ids)))
+        self.eager += 1
+        return self._on_stream(lambda: self._step(step))
 
     def _load(self, ids: np.ndarray) -> None:
         self.ids.copy_(torch.from_numpy(ids).pin_memory(), non_blocking=True)
 
-    def _step(self, step: int, ids: list[Tensor]) -> Tensor:
-        feed = self.job.feed
-        made = [(feed.train(each, self.first + k), feed.labels[each], each) for k, each in enumerate(ids)]
-        return self.learn(self.job, self.job.iteration(step, made), bool(self.phase))
+    def _step(self, step: int) -> Tensor:
+        feed = self.run.data.feed
+        batches = [(feed.train(ids, self.first + k), feed.labels[ids], ids) for k, ids in enumerate(self.ids)]
+        return self.learn(self.run, step, batches, bool(self.with_memory))
 
     def _record(self, step: int) -> None:
-        torch.cuda.synchronize(self.job.device)
+        torch.cuda.synchronize(self.run.device)
         torch.cuda.empty_cache()
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph, stream=self.beside, capture_error_mode="thread_local"):
-                self.anchors = self._step(step, list(self.ids))
-        except RuntimeError as error:
-            self.given_up = True
-            torch.cuda.synchronize(self.job.device)
-            self.job.drop_gradients()  # they were recorded, not computed
-            self.say(f"a step could not be recorded and runs kernel by kernel ({str(error).splitlines()[0]})")
+            with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
+                self.anchors = self._step(step)
+        except RuntimeError as error:  # whatever fails here is tried again eagerly, where it is raised if it still fails
+            self.failed = True
+            torch.cuda.synchronize(self.run.device)
+            self.run.optimizer.zero_grad(set_to_none=True)  # the gradients were recorded, not computed
+            if self.run.memory is not None:
+                self.run.memory.rows.grad = None
+            self.say(f"a step could not be recorded as a CUDA graph and runs kernel by kernel: {error}")
             return
         self.graph = graph
-        self.say(f"from iteration {step} on, a step {'with' if self.phase else 'without'} memory is one CUDA graph")
+        self.say(f"from iteration {step} on, a step {'with' if self.with_memory else 'without'} memory is one CUDA graph")
 
-    def _beside(self, call: Callable[[], Tensor]) -> Tensor:
-        """On a stream of its own, as what is recorded later wants it."""
-        self.beside = self.beside or torch.cuda.Stream(self.job.device)
-        self.beside.wait_stream(torch.cuda.current_stream(self.job.device))
-        with torch.cuda.stream(self.beside):
-            made = call()
-        torch.cuda.current_stream(self.job.device).wait_stream(self.beside)
-        return made
+    def _on_stream(self, call: Callable[[], Tensor]) -> Tensor:
+        self.stream = self.stream or torch.cuda.Stream(self.run.device)
+        self.stream.wait_stream(torch.cuda.current_stream(self.run.device))
+        with torch.cuda.stream(self.stream):
+            result = call()
+        torch.cuda.current_stream(self.run.device).wait_stream(self.stream)
+        return result
 
 
 class Replayed(nn.Module):
-    """The model, its passes recorded by the shape of their input. What it returns is overwritten by its next call.
+    """The model, its forward passes recorded by input shape. Its next call overwrites what it returned.
 
-    Only for a model whose mode, train or eval, does not change in between, and under `torch.no_grad()`.
+    Only for a model whose mode, train or eval, does not change between calls, and under `torch.no_grad()`.
     """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
-        self.seen: dict[torch.Size, int] = {}
+        self.calls: dict[torch.Size, int] = {}
         self.recorded: dict[torch.Size, tuple[torch.cuda.CUDAGraph, Tensor, Tensor]] = {}
 
     def forward(self, images: Tensor) -> Tensor:
         if not images.is_cuda:
             return self.model(images)
-        with without_trials():
+        with without_benchmarking():
             return self._replayed(images)
 
     def _replayed(self, images: Tensor) -> Tensor:
         shape = images.shape
         if shape not in self.recorded:
-            self.seen[shape] = self.seen.get(shape, 0) + 1
-            if self.seen[shape] <= PLAIN_PASSES:
+            self.calls[shape] = self.calls.get(shape, 0) + 1
+            if self.calls[shape] <= EAGER_PASSES:
                 return self.model(images)
             self.recorded[shape] = self._record(images)
-        graph, given, made = self.recorded[shape]
-        given.copy_(images)
+        graph, inputs, outputs = self.recorded[shape]
+        inputs.copy_(images)
         graph.replay()
-        return made
+        return outputs
 
     def _record(self, images: Tensor) -> tuple[torch.cuda.CUDAGraph, Tensor, Tensor]:
-        given, graph = images.clone(memory_format=torch.preserve_format), torch.cuda.CUDAGraph()
+        inputs, graph = images.clone(memory_format=torch.preserve_format), torch.cuda.CUDAGraph()
         torch.cuda.synchronize(images.device)
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            made = self.model(given)
-        return graph, given, made
+            outputs = self.model(inputs)
+        return graph, inputs, outputs
 
 
 @contextmanager
-def without_trials() -> Iterator[None]:
-    """For passes that are too few for it to pay to try out convolutions, which cuDNN would do anew for every shape and type."""
+def without_benchmarking() -> Iterator[None]:
+    """For a few passes only: cuDNN's search for the fastest convolution, anew for every shape and type, would not pay off."""
     before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = False
     try:

@@ -1,26 +1,40 @@
-"""The data of a run: read, looked through, split and written down when the run begins; the same ever after."""
+"""The data of a run: read, checked and split when the run begins, then delivered to the model in batches."""
 
 import hashlib
 import math
 import sys
 import warnings
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from xbm.distributed import Ranks
 from xbm.errors import InputError, unknown
+from xbm_app.data.feeds import Batches, DecodeFeed, Feed, ResidentFeed, StoreFeed
 from xbm_app.data.images import Dataset, ImageSet, Protocol
+from xbm_app.data.parallel import in_order
+from xbm_app.data.samplers import PKSampler, ShuffleSampler
 from xbm_app.data.store import Store, open_store
+from xbm_app.data.transforms import Augmentation
+from xbm_app.models import EmbeddingModel
 from xbm_app.train.config import Config, Data
+
+Batch = tuple[Tensor, Tensor, Tensor]  # images, labels, ids
 
 SPLIT = "split.csv"  # in the folder of a run on own data
 TABLES = (".csv", ".parquet")
+AUGMENTATIONS = {"paper": "crop", "official": "resized_crop", "shift": "shift", "none": "none"}
+PREFETCH = 1  # threads, at least, that prepare the next batches while a CPU trains on this one
+RESIDENT_BYTES = 2 << 30  # on a CPU, sets up to this size are kept decoded in main memory
 
 
 def read_data(data: Data, split: Path | None = None) -> Dataset:
-    """The data set a config names; own data as a `split` written before says, where there is one."""
+    """Reads the data set that a config names; the user's own data by an existing `split` file, where there is one."""
     from xbm_app.data.benchmarks import BENCHMARKS, read_benchmark
 
     if data.name == "glyphs":
@@ -35,7 +49,7 @@ def read_data(data: Data, split: Path | None = None) -> Dataset:
         return read_stored(Path(data.store))
     if data.root is None:
         option = "--data DIR" if data.name == "own" else "--root DIR"
-        raise InputError(f"{data.name} needs to know where its images are: give {option} (data.root)")
+        raise InputError(f"the folder with the images of {data.name} is not set: pass {option} (data.root)")
     root = Path(data.root)
     if data.name != "own":
         return read_benchmark(data.name, root)
@@ -43,14 +57,14 @@ def read_data(data: Data, split: Path | None = None) -> Dataset:
 
     table = root.suffix.lower() in TABLES and not root.is_dir()
     if split is not None and split.exists():
-        with warnings.catch_warnings(action="ignore"):  # of what is odd about the data was told when the run began
-            parted = read_table(split, root.parent if table else root)
-        return _renamed(parted, root.stem if table else root.resolve().name)
+        with warnings.catch_warnings(action="ignore"):  # the user saw them when the run began
+            dataset = read_table(split, root.parent if table else root)
+        return _renamed(dataset, root.stem if table else root.resolve().name)
     return read_folder(root) if not table else read_table(root)
 
 
 def _renamed(dataset: Dataset, name: str) -> Dataset:
-    """The data set under the name of what it was read from, not of the file that holds its split."""
+    """Names a data set after its source, not after the file with its split."""
 
     def named(images: ImageSet) -> ImageSet:
         return replace(images, name=f"{name} {images.name.removeprefix(dataset.name + ' ')}")
@@ -61,13 +75,13 @@ def _renamed(dataset: Dataset, name: str) -> Dataset:
 
 
 def begin_run(config: Config, folder: Path, ranks: Ranks | None = None) -> Dataset:
-    """Reads the data of a new run and makes its folder; of several processes the first does, and the others wait.
+    """Reads the data of a new run and creates its folder. With several processes the first one does, the others wait.
 
-    Own data is looked through before any training, and who trains and who is tested is written down as `split.csv`: the run
-    goes by that, whatever comes to the data later.
+    The user's own data is checked before training, and its split into training and test images is written to `split.csv`:
+    the run keeps to that split, even if images are added later.
 
     Raises:
-        InputError: own data has problems and `data.skip_problems` does not say to leave them out.
+        InputError: the user's own data has broken images, and `data.skip_problems` is off.
     """
     if ranks is not None and not ranks.first:
         ranks.wait()
@@ -85,7 +99,7 @@ def begin_run(config: Config, folder: Path, ranks: Ranks | None = None) -> Datas
         elif broken := [problem for problem in problems if problem.kind in BROKEN]:
             count = len({problem.text for problem in broken})
             are = "image is" if count == 1 else "images are"
-            raise InputError(f"{count} {are} broken in {config.data.root}: mend them, or add --skip-problems")
+            raise InputError(f"{count} {are} broken in {config.data.root}: repair them, or add --skip-problems")
         write_split(dataset, folder / SPLIT)
     folder.mkdir(parents=True, exist_ok=True)
     if ranks is not None:
@@ -94,7 +108,7 @@ def begin_run(config: Config, folder: Path, ranks: Ranks | None = None) -> Datas
 
 
 def read_run(config: Config, folder: Path) -> Dataset:
-    """The data of a run as it was when the run began, less its held-out classes where some are asked for."""
+    """Reads the data of a run as it was when the run began, with its held-out classes and label noise applied."""
     dataset = read_data(config.data, folder / SPLIT)
     if config.data.holdout:
         dataset = hold_out(dataset, config.data.holdout, config.data.fold)
@@ -102,19 +116,18 @@ def read_run(config: Config, folder: Path) -> Dataset:
 
 
 def hold_out(dataset: Dataset, share: float, fold: int = 0) -> Dataset:
-    """Trains on some training classes and scores on the others: for choosing anything without a look at the test classes.
+    """Splits the training classes: most for training, a `share` for validation, so that nothing is chosen on test classes.
 
-    A class belongs to the held-out part by a hash of its name, so that every run chooses on the same ones. Each
-    `fold` holds out other classes.
+    Classes are chosen by a hash of their names, so every run holds out the same ones. Each `fold` holds out other classes.
     """
     train = dataset.train
     order = sorted(range(train.num_classes), key=lambda k: hashlib.sha256(str(train.class_names[k]).encode()).digest())
     count, classes = round(share * train.num_classes), train.num_classes
     if classes < 4:
-        raise InputError(f"data.holdout needs two training classes on either side, and there are {classes}: set it to 0")
+        raise InputError(f"data.holdout needs at least 4 training classes, got {classes}: set it to 0")
     if not 1 < count < classes - 1:
         better = max(0.2, math.ceil(200 / classes) / 100)
-        raise InputError(f"data.holdout={share} of {classes} classes leaves too few on one side: try {better:g}")
+        raise InputError(f"data.holdout={share} of {classes} classes leaves fewer than 2 on one side: try {better:g}")
     if (fold + 1) * count > classes:
         raise InputError(f"data.fold must be less than {classes // count} with data.holdout={share}, got {fold}")
     held = np.isin(train.labels, order[fold * count : (fold + 1) * count])
@@ -125,14 +138,14 @@ def hold_out(dataset: Dataset, share: float, fold: int = 0) -> Dataset:
 
 
 def flip_labels(images: ImageSet, share: float) -> ImageSet:
-    """The images with some labels replaced by another class's: to see how much a method minds wrong ones.
+    """Replaces a `share` of the labels by those of other classes, to measure how robust a method is to label noise.
 
-    Which labels are wrong depends on nothing but their number, so that all methods and seeds have the same ones.
+    The choice depends only on the number of images, so all methods and seeds see the same wrong labels.
     """
     if not 0 <= share < 1:
-        raise InputError(f"data.noise={share} is no share of the labels: give 0 or more, and less than 1")
+        raise InputError(f"data.noise must satisfy 0 ≤ noise < 1, got {share}")
     if share and images.num_classes < 2:
-        raise InputError("data.noise gives images another class's label, and there is one class: set it to 0")
+        raise InputError("data.noise needs at least 2 training classes, got 1: set it to 0")
     draw = np.random.default_rng(0)
     wrong = draw.permutation(len(images))[: round(share * len(images))]
     labels = images.labels.copy()
@@ -140,10 +153,100 @@ def flip_labels(images: ImageSet, share: float) -> ImageSet:
     return replace(images, labels=labels)
 
 
-def store_of(images: ImageSet, data: Data) -> Store:
-    """The stored pixels of a set, or of a part of a stored set: held-out classes and broken images are left out.
+def augmentation_of(config: Config, model: EmbeddingModel) -> Augmentation:
+    data = config.data
+    if data.augmentation not in AUGMENTATIONS:
+        raise unknown("data.augmentation", data.augmentation, AUGMENTATIONS)
+    kind = AUGMENTATIONS[data.augmentation]
+    return Augmentation(
+        kind=kind,
+        resize=data.resize,
+        crop=data.crop,
+        flip=kind in ("crop", "resized_crop"),
+        padding=max(1, data.crop // 16) if kind == "shift" else 0,
+        mean=model.mean,
+        std=model.std,
+        channels=len(model.mean),
+    )
 
-    Labels are the images' own, which need not be those that were stored (`data.noise`).
+
+def feed_of(images: ImageSet, config: Config, augmentation: Augmentation, device: torch.device) -> Feed:
+    """Chooses how images reach the model: `data.feed`, or what suits the set and the machine."""
+    how = config.data.feed
+    store = None if config.data.store is None else store_of(images, config.data)
+    if how == "auto":
+        size = len(images) * augmentation.resize**2 * augmentation.channels
+        fits = size < (torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else RESIDENT_BYTES)
+        if images.pixels is not None or (fits and device.type == "cuda"):
+            how = "resident"
+        else:
+            how = "store" if store is not None else "decode"
+    if how == "resident":
+        return ResidentFeed(store or images, augmentation, config.seed, device)
+    if how == "store":
+        if store is None:
+            raise InputError("data.feed=store needs data.store: create a store with `xbm prepare`")
+        return StoreFeed(store, augmentation, config.seed)
+    if how == "decode":
+        return DecodeFeed(images, augmentation, config.seed)
+    raise unknown("data.feed", how, ["auto", "decode", "store", "resident"])
+
+
+def sampler_of(images: ImageSet, config: Config, rank: int = 0, world: int = 1) -> PKSampler | ShuffleSampler:
+    batch = config.batch
+    if batch.sampler == "shuffle":
+        return ShuffleSampler(len(images), batch.size, config.seed, rank, world)
+    if batch.sampler != "pk":
+        raise unknown("batch.sampler", batch.sampler, ["pk", "shuffle"])
+    if batch.size % batch.per_class:
+        raise InputError(f"batch.size={batch.size} must be a multiple of batch.per_class={batch.per_class}")
+    return PKSampler(images.labels, batch.size // batch.per_class, batch.per_class, config.seed, rank, world)
+
+
+class TrainingData:
+    """Delivers the batches of a run. They are a function of (seed, step), so a run can start at any step and be exact.
+
+    Attributes:
+        feed: the training images by index.
+        sampler: the indices of every batch.
+        batches_per_step: how many batches one optimizer step reads.
+    """
+
+    def __init__(
+        self, config: Config, images: ImageSet, augmentation: Augmentation, device: torch.device, ranks: Ranks
+    ) -> None:
+        self.config, self.device, self.ranks = config, device, ranks
+        self.feed = feed_of(images, config, augmentation, device)
+        self.sampler = sampler_of(images, config, ranks.rank, ranks.world)
+        updates = config.memory.updates_per_step if config.memory.ratio else 1
+        self.batches_per_step = updates * config.batch.accumulate
+
+    def batches(self, start: int) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:
+        """Iterates over the batches from step `start` to the last: (number, images, labels, ids)."""
+        first, stop = start * self.batches_per_step, self.config.optim.iterations * self.batches_per_step
+        workers = max(PREFETCH, self.feed.workers) if self.device.type == "cpu" else None
+        return iter(Batches(self.feed, self.sampler, first, stop, workers, self.device))
+
+    def random_indices(self) -> list[np.ndarray]:
+        """Draws what the memory is filled from: each training image once, but no more images than the run trains on."""
+        size = self.config.batch.size
+        order = np.random.default_rng([self.config.seed, 1]).permutation(len(self.feed))
+        order = order[: size * self.config.optim.iterations]
+        parts = np.array_split(order, math.ceil(len(order) / size))  # equal sizes: batch norm fails on a single image
+        return [np.array_split(part, self.ranks.world)[self.ranks.rank] for part in parts]
+
+    def random_batches(self, parts: list[np.ndarray]) -> Iterator[Batch]:
+        """Yields these images in augmented views that training never shows."""
+        calls = (partial(self.feed.train, indices, -1 - k) for k, indices in enumerate(parts))
+        for indices, images in zip(parts, in_order(calls, self.feed.workers, ahead=self.feed.workers + 1)):
+            ids = self.feed.ids(indices).to(self.device)
+            yield images.to(self.device), self.feed.labels.to(self.device)[ids], ids
+
+
+def store_of(images: ImageSet, data: Data) -> Store:
+    """Opens the stored pixels of a set, or of the part of a stored set that is left after `data.holdout` and such.
+
+    The labels are those of `images`, which differ from the stored ones under `data.noise`.
     """
     return replace(_stored(images, data), labels=np.asarray(images.labels, np.int64))
 
@@ -158,10 +261,10 @@ def _stored(images: ImageSet, data: Data) -> Store:
         from xbm_app.data.images import parts
 
         for whole in parts(read_data(data)).values():
-            place = {key: position for position, key in enumerate(_keys(whole))}
-            found = [place.get(key, -1) for key in _keys(images)]
-            if found and -1 not in found:
-                return open_store(path, whole).select(np.array(found))
+            position_of = {key: position for position, key in enumerate(_keys(whole))}
+            positions = [position_of.get(key, -1) for key in _keys(images)]
+            if positions and -1 not in positions:
+                return open_store(path, whole).select(np.array(positions))
     return open_store(path, images)
 
 

@@ -5,7 +5,6 @@ import json
 import platform
 import time
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,136 +16,156 @@ from xbm.memory import CrossBatchMemory
 from xbm.retrieval import cumulative, nearest
 from xbm_app.data.feeds import sweep
 from xbm_app.data.images import ImageSet, Protocol
-from xbm_app.train import task
-from xbm_app.train.console import Console
-from xbm_app.train.cuda_graphs import without_trials
-from xbm_app.train.files import replacing
-from xbm_app.train.job import Job
-from xbm_app.train.label_errors import MOST, Doubted, doubted, too_many
-from xbm_app.train.scoring import Scores, score_protocols
+from xbm_app.files import read_checkpoint, replacing, write_json
+from xbm_app.progress import Console
+from xbm_app.train.cuda_graphs import without_benchmarking
+from xbm_app.train.dataset import feed_of
+from xbm_app.train.label_errors import MOST, LabelErrors, find_label_errors, too_many
+from xbm_app.train.load import EMBED_BATCH, Scores, score_protocols
+from xbm_app.train.state import RunState
 
-NEIGHBOURS = 8  # retrieved images kept for each query
-SHOWN = 12  # anchors whose mined negatives are kept
-MINED = 10  # negatives kept for each
-ALIKE = 4  # images of either class kept for each image whose label is in doubt
+NEIGHBOURS = 8  # retrieved images stored for each query
+SHOWN = 12  # anchors whose mined negatives are stored, and label errors whose neighbours are
+MINED = 10  # negatives stored for each anchor
+ALIKE = 4  # images of either class stored for each likely label error
 
 
 @torch.no_grad()
-def embed(job: Job, images: ImageSet) -> Tensor:
-    """(N, D): the embeddings of a set, by the model in eval mode and full precision, as `Embedder` makes them.
+def embed(run: RunState, images: ImageSet) -> Tensor:
+    """(N, D): the embeddings of a set, by the model in eval mode and full precision, as `Embedder` computes them.
 
-    Of several ranks each has its part: consecutive images.
+    With several ranks each returns its part, consecutive images.
     """
-    feed = job.test_feed(images)
-    was_training = job.model.training
-    job.model.eval()
-    first, stop = share_of(len(feed), task.EMBEDDED, job.ranks)
-    batches = sweep(feed, task.EMBEDDED, device=job.device, first=first, stop=stop)
-    with without_trials():
-        parts = [job.model(batch) for batch, _, _ in batches]
-    job.model.train(was_training)
-    return torch.cat(parts or [torch.zeros(0, job.config.model.dim, device=job.device)])
+    feed = run.test_feeds.get(id(images)) or feed_of(images, run.config, run.augmentation, run.device)
+    if run.config.log.evaluate_every:  # a set that is scored again and again is loaded once
+        run.test_feeds[id(images)] = feed
+    was_training = run.model.training
+    run.model.eval()
+    first, stop = part_of_rank(len(feed), EMBED_BATCH, run.ranks)
+    with without_benchmarking():
+        batches = sweep(feed, EMBED_BATCH, device=run.device, first=first, stop=stop)
+        parts = [run.model(batch) for batch, _, _ in batches]
+    run.model.train(was_training)
+    return torch.cat(parts or [torch.zeros(0, run.config.model.dim, device=run.device)])
 
 
-def share_of(count: int, at_once: int, ranks: Ranks) -> tuple[int, int]:
-    """Which images this rank embeds: whole batches, as one process would make them, so that the bits are the same."""
-    batches = -(-count // at_once)
-    first, stop = (batches * r // ranks.world * at_once for r in (ranks.rank, ranks.rank + 1))
+def part_of_rank(count: int, batch_size: int, ranks: Ranks) -> tuple[int, int]:
+    """The images that this rank embeds: whole batches, as one process would embed them, so that the bits are the same."""
+    batches = -(-count // batch_size)
+    first, stop = (batches * r // ranks.world * batch_size for r in (ranks.rank, ranks.rank + 1))
     return first, min(stop, count)
 
 
-def score(job: Job) -> tuple[Scores, dict[int, Tensor]]:
+def score(run: RunState) -> tuple[Scores, dict[int, Tensor]]:
     """The scores of every protocol, and the embeddings by `id(image_set)`."""
-    return score_protocols(job.dataset.protocols, partial(embed, job), job.ranks)
+    return score_protocols(run.dataset.protocols, partial(embed, run), run.ranks)
 
 
-def finish(job: Job, console: Console) -> dict[str, Any]:
-    """Scores the finished run, writes `result.json`, `examples.npz` and `doubted.csv`, and returns the figures."""
-    cost = cost_of_training(job, console)
-    console.say("scoring " + ", ".join(protocol.name for protocol in job.dataset.protocols))
-    scores, kept = score(job)
-    if job.doubting is not None and too_many(job.doubting, job.dataset.train.num_classes):
-        unsure = (
-            f"more than {MOST:.0%} of the training images lie among those of other classes, so none was doubted: either the "
-            "embeddings do not tell the classes apart, and longer training may, or that many labels are wrong"
+def describe(run: RunState) -> str:
+    train, query, ranks = run.dataset.train, run.dataset.protocols[0].query, run.ranks
+    where = str(run.device) if ranks.world == 1 else f"{run.device.type}, {ranks.world} processes"
+    return (
+        f"{run.config.data.name}: training on {len(train)} images of {train.num_classes} classes, testing on {len(query)} of "
+        f"{query.num_classes} classes; device {where}"
+    )
+
+
+def finish(run: RunState, console: Console) -> dict[str, Any]:
+    """Scores the finished run, writes `result.json`, `examples.npz` and `doubted.csv`, and returns the figures.
+
+    A run that evaluates held-out classes during training is scored at its best checkpoint, the one that `load` takes.
+    """
+    cost = cost_of_training(run, console)
+    checkpoint, trained = run.last, run.config.optim.iterations
+    run.ranks.wait()  # until the first rank has written its last checkpoint
+    if run.chosen.exists():
+        state, checkpoint = read_checkpoint(run.chosen, run.device), run.chosen
+        run.load_weights(state)
+        trained = state["step"]
+    names = ", ".join(protocol.name for protocol in run.dataset.protocols)
+    console.say(f"scoring {checkpoint.name} (iteration {trained}) on {names}")
+    scores, embeddings = score(run)
+    train = run.dataset.train
+    if run.label_memory is not None and too_many(run.label_memory, train.num_classes):
+        warning = (
+            f"more than {MOST:.0%} of the training images lie among those of other classes, so no label was treated as wrong: "
+            "either the embeddings do not separate the classes yet (train longer), or that many labels are wrong"
         )
-        job.watch.notes.append(("warning", unsure))
-        console.say(unsure)
-    first = job.dataset.protocols[0]
-    curve, shown = recall_curve(first, kept, job.ranks), neighbours(first, kept, job.ranks)
+        run.watcher.notes.append(("warning", warning))
+        console.say(warning)
+    first = run.dataset.protocols[0]
+    curve, examples = recall_curve(first, embeddings, run.ranks), neighbours(first, embeddings, run.ranks)
+    device = run.device
     result: dict[str, Any] = {
         **scores[first.name],
         "protocol": first.name,
         "curve": curve,
         "protocols": scores,
-        "iterations": job.config.optim.iterations,
-        "seed": job.config.seed,
+        "checkpoint": checkpoint.name,
+        "checkpoint_iterations": trained,
+        "iterations": run.config.optim.iterations,
+        "seed": run.config.seed,
         **cost,
-        "notes": [list(note) for note in job.watch.notes],
-        "data": {
-            "name": job.dataset.name,
-            "train_images": len(job.dataset.train),
-            "train_classes": job.dataset.train.num_classes,
-        },
-        "versions": {"python": platform.python_version(), "torch": torch.__version__, "device": device_name(job.device)},
+        "notes": [list(note) for note in run.watcher.notes],
+        "data": {"name": run.dataset.name, "train_images": len(train), "train_classes": train.num_classes},
+        "versions": {"python": platform.python_version(), "torch": torch.__version__, "device": device_name(device)},
         "finished": time.strftime("%Y-%m-%dT%H:%M:%S"),
     }
-    if job.ranks.first:
-        shown |= mine(job)
-        if job.doubting is not None:
-            found = doubted(job.doubting, job.dataset.train.num_classes)
-            shown |= doubtful(job.doubting, found)
-            write_doubted(job, found, console)
-        write_examples(job, shown)
-        write_json(job.folder / "result.json", result)  # last: a run that has it is finished
+    if run.ranks.first:
+        examples |= mined_negatives(run)
+        if run.label_memory is not None:
+            errors = find_label_errors(run.label_memory, train.num_classes)
+            examples |= nearest_to_errors(run.label_memory, errors)
+            write_label_errors(run, errors, console)
+        write_examples(run, examples)
+        write_json(run.folder / "result.json", result)  # last: a run that has it is finished
     return result
 
 
-def write_doubted(job: Job, found: Doubted, console: Console) -> None:
-    """The images whose labels are in doubt at the end, the most doubtful first, for a person to look at: `doubted.csv`."""
-    images = job.dataset.train
+def write_label_errors(run: RunState, errors: LabelErrors, console: Console) -> None:
+    """Writes `doubted.csv`: the likely label errors at the end of a run, the most likely first, for a person to review."""
+    images = run.dataset.train
     names = images.class_names
-    with replacing(job.folder / "doubted.csv") as beside, beside.open("w", newline="", encoding="utf-8") as f:
-        lines = csv.writer(f, lineterminator="\n")
-        lines.writerow(["image", "label", "nearest", "lead"])
-        for k, among, lead in zip(*(each.tolist() for each in found)):
-            lines.writerow([images.describe(k), names[images.labels[k]], names[among], f"{lead:.3f}"])
-    if len(found.rows):
+    with replacing(run.folder / "doubted.csv") as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["image", "label", "nearest", "lead"])
+        for index, label, lead in zip(*(each.tolist() for each in errors)):
+            writer.writerow([images.describe(index), names[images.labels[index]], names[label], f"{lead:.3f}"])
+    if len(errors.rows):
         console.say(
-            f"{len(found.rows)} of {len(images)} training images lie among those of other classes: doubted.csv lists them, "
-            "the most doubtful first"
+            f"{len(errors.rows)} of {len(images)} training images lie among those of other classes: doubted.csv lists them, "
+            "the most likely label errors first"
         )
 
 
-def cost_of_training(job: Job, console: Console) -> dict[str, float | None]:
-    """Time and memory, before anything is scored; a finished run that is only scored anew keeps what it had."""
-    result = job.folder / "result.json"
+def cost_of_training(run: RunState, console: Console) -> dict[str, float | None]:
+    """Time and memory, before anything is scored; a finished run that is only scored again keeps what it had."""
+    result = run.folder / "result.json"
     if not console.speed > 0 and result.exists():
         before = json.loads(result.read_text())
         return {name: before.get(name) for name in ("seconds_per_iteration", "peak_memory_bytes")}
-    peak = torch.cuda.max_memory_allocated(job.device) if job.device.type == "cuda" else None
+    peak = torch.cuda.max_memory_allocated(run.device) if run.device.type == "cuda" else None
     return {"seconds_per_iteration": 1 / console.speed if console.speed > 0 else None, "peak_memory_bytes": peak}
 
 
-def recall_curve(protocol: Protocol, kept: dict[int, Tensor], ranks: Ranks | None = None, up_to: int = 32) -> list[float]:
+def recall_curve(protocol: Protocol, embeddings: dict[int, Tensor], ranks: Ranks | None = None, up_to: int = 32) -> list[float]:
     """Recall@K for K = 1, 2, ..."""
-    queries = kept[id(protocol.query)]
+    queries = embeddings[id(protocol.query)]
     labels = torch.as_tensor(protocol.query.labels, device=queries.device)
     if protocol.gallery is None:
         return cumulative(queries, labels, up_to=up_to, ranks=ranks).tolist()
     gallery_labels = torch.as_tensor(protocol.gallery.labels, device=queries.device)
-    gallery = kept[id(protocol.gallery)]
-    return cumulative(queries, labels, gallery, gallery_labels, up_to=up_to, ranks=ranks).tolist()
+    return cumulative(queries, labels, embeddings[id(protocol.gallery)], gallery_labels, up_to=up_to, ranks=ranks).tolist()
 
 
-def neighbours(protocol: Protocol, kept: dict[int, Tensor], ranks: Ranks) -> dict[str, np.ndarray]:
+def neighbours(protocol: Protocol, embeddings: dict[int, Tensor], ranks: Ranks) -> dict[str, np.ndarray]:
     """What every query retrieves, as indices, and how similar it is."""
-    queries, count = kept[id(protocol.query)], len(protocol.query)
+    queries, count = embeddings[id(protocol.query)], len(protocol.query)
     if protocol.gallery is None:
         own = torch.arange(count, device=queries.device)
         similarity, index = nearest(queries, queries, min(NEIGHBOURS, count - 1), own, own, ranks)
     else:
-        gallery = kept[id(protocol.gallery)]
+        gallery = embeddings[id(protocol.gallery)]
         similarity, index = nearest(queries, gallery, min(NEIGHBOURS, len(protocol.gallery)), ranks=ranks)
     return {"neighbours": index.cpu().numpy(), "similarities": similarity.cpu().numpy()}
 
@@ -155,41 +174,36 @@ def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu, {torch.get_num_threads()} threads"
 
 
-def write_json(path: Path, value: Any) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as beside:
-        beside.write_text(json.dumps(value, indent=2) + "\n")
-
-
-def write_examples(job: Job, found: dict[str, np.ndarray]) -> None:
-    """What the report shows in pictures, as indices: it opens the images."""
-    with replacing(job.folder / "examples.npz") as beside:
-        np.savez_compressed(beside, **found)  # type: ignore[arg-type]
+def write_examples(run: RunState, arrays: dict[str, np.ndarray]) -> None:
+    """Writes `examples.npz`: what the report shows in pictures, as indices. The report opens the images."""
+    with replacing(run.folder / "examples.npz") as temporary:
+        np.savez_compressed(temporary, **arrays)  # type: ignore[arg-type]
 
 
 @torch.no_grad()
-def mine(job: Job) -> dict[str, np.ndarray]:
+def mined_negatives(run: RunState) -> dict[str, np.ndarray]:
     """For some anchors of one more batch: a positive, the hardest negatives of the batch, and those of the memory.
 
     Memory negatives are taken uniformly over the sorted similarities above 0.5, from hard to simple, as in the paper's
-    supplementary figure 2; where fewer pass, the hardest ones are shown.
+    supplementary figure 2; if fewer are above 0.5, the hardest ones are taken.
     """
-    indices = job.sampler.batch(job.batches_per_step * job.config.optim.iterations)
-    ids, labels = torch.from_numpy(indices).to(job.device), torch.as_tensor(job.dataset.train.labels).to(job.device)
-    job.model.eval()
-    with job.autocast():
-        anchors = job.model(job.feed.test(indices).to(job.device)).float()
-    picked = np.linspace(0, len(indices) - 1, min(SHOWN, len(indices))).astype(int)
-    rows: dict[str, list] = {"anchor": [], "positive": [], "batch": [], "batch_s": [], "memory": [], "memory_s": []}
+    data, device = run.data, run.device
+    indices = data.sampler.batch(data.batches_per_step * run.config.optim.iterations)
+    ids, labels = torch.from_numpy(indices).to(device), torch.as_tensor(run.dataset.train.labels).to(device)
+    run.model.eval()
+    with run.autocast:
+        anchors = run.model(data.feed.test(indices).to(device)).float()
+    chosen = np.linspace(0, len(indices) - 1, min(SHOWN, len(indices))).astype(int)
+    columns: dict[str, list] = {"anchor": [], "positive": [], "batch": [], "batch_s": [], "memory": [], "memory_s": []}
     pools = {"batch": (anchors, ids)}
-    if job.memory is not None and len(job.memory):
-        pools["memory"] = (job.memory.embeddings.float(), job.memory.ids)
-    for a in picked:
+    if run.memory is not None and len(run.memory):
+        pools["memory"] = (run.memory.embeddings.float(), run.memory.ids)
+    for a in chosen:
         label = labels[ids[a]]
         same = (labels == label).nonzero()[:, 0]
         others = same[same != ids[a]]
-        rows["anchor"].append(int(ids[a]))
-        rows["positive"].append(int(others[0]) if len(others) else int(ids[a]))
+        columns["anchor"].append(int(ids[a]))
+        columns["positive"].append(int(others[0]) if len(others) else int(ids[a]))
         for name, (pool, pool_ids) in pools.items():
             s = torch.where(labels[pool_ids] != label, pool @ anchors[a], -torch.inf)
             order = s.argsort(descending=True)[: int((s > -torch.inf).sum())]
@@ -197,30 +211,31 @@ def mine(job: Job) -> dict[str, np.ndarray]:
             if name == "memory" and len(hard) >= MINED:
                 order = hard[torch.linspace(0, len(hard) - 1, MINED).long().to(hard.device)]
             index, similarity = padded(pool_ids[order], s[order], MINED)
-            rows[name].append(index)
-            rows[f"{name}_s"].append(similarity)
-    return {f"mined_{key}": np.array(value) for key, value in rows.items()}
+            columns[name].append(index)
+            columns[f"{name}_s"].append(similarity)
+    return {f"mined_{name}": np.array(values) for name, values in columns.items()}
 
 
-def doubtful(memory: CrossBatchMemory, found: Doubted) -> dict[str, np.ndarray]:
-    """For the most doubtful images: what is most like them in their own class, and in the one they lie among."""
+def nearest_to_errors(memory: CrossBatchMemory, errors: LabelErrors) -> dict[str, np.ndarray]:
+    """For the most likely label errors: the most similar images of their own class, and of the class they lie among."""
     embeddings, labels = memory.rows.detach().float(), memory.row_labels.where(memory.stamps >= 0, -1)
-    rows: dict[str, list] = {"own": [], "own_s": [], "other": [], "other_s": []}
-    for k, among in zip(found.rows[:SHOWN].tolist(), found.nearest[:SHOWN].tolist()):
-        s = embeddings @ embeddings[k]
-        s[k] = -torch.inf
-        for name, label in (("own", int(memory.row_labels[k])), ("other", among)):
-            of_class = s.where(labels == label, -torch.inf)
-            order = of_class.argsort(descending=True)[: int((of_class > -torch.inf).sum())]
+    columns: dict[str, list] = {"own": [], "own_s": [], "other": [], "other_s": []}
+    rows, nearest_classes = errors.rows[:SHOWN], errors.nearest[:SHOWN]
+    for row, nearest_class in zip(rows.tolist(), nearest_classes.tolist()):
+        s = embeddings @ embeddings[row]
+        s[row] = -torch.inf
+        for name, label in (("own", int(memory.row_labels[row])), ("other", nearest_class)):
+            in_class = s.where(labels == label, -torch.inf)
+            order = in_class.argsort(descending=True)[: int((in_class > -torch.inf).sum())]
             index, similarity = padded(order, s[order], ALIKE)
-            rows[name].append(index)
-            rows[f"{name}_s"].append(similarity)
-    first = {"image": found.rows[:SHOWN].cpu().numpy(), "nearest": found.nearest[:SHOWN].cpu().numpy()}
-    return {f"doubted_{key}": np.array(value) for key, value in {**first, **rows}.items()}
+            columns[name].append(index)
+            columns[f"{name}_s"].append(similarity)
+    images = {"image": rows.cpu().numpy(), "nearest": nearest_classes.cpu().numpy()}
+    return {f"doubted_{name}": np.array(values) for name, values in {**images, **columns}.items()}
 
 
 def padded(index: Tensor, similarity: Tensor, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """The first so many of both; where there are fewer, −1 and NaN."""
-    out, out_s = np.full(length, -1), np.full(length, np.nan)
-    out[: len(index)], out_s[: len(index)] = index[:length].cpu().numpy(), similarity[:length].cpu().numpy()
-    return out, out_s
+    """The first `length` of both, padded with −1 and NaN."""
+    indices, similarities = np.full(length, -1), np.full(length, np.nan)
+    indices[: len(index)], similarities[: len(index)] = index[:length].cpu().numpy(), similarity[:length].cpu().numpy()
+    return indices, similarities

@@ -1,95 +1,106 @@
-"""A finished run as a model to use: `xbm.load(run).embed(images)`."""
+"""A trained model to use: `xbm.load(run).embed(images)`; and its scores by the data set's own protocol."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
-from xbm.errors import InputError
+from xbm.distributed import Ranks
+from xbm.errors import DamagedFileError, InputError
+from xbm.retrieval import score as score_protocol
 from xbm_app.data.feeds import DecodeFeed, sweep
-from xbm_app.data.images import ImageSet, readable
+from xbm_app.data.images import ImageSet, Protocol, readable
 from xbm_app.data.transforms import as_channels, centre_params, cut, fit
-from xbm_app.train import task
-from xbm_app.train.checkpoint import read_checkpoint
-from xbm_app.train.config import Config, from_dict
+from xbm_app.files import read_checkpoint
+from xbm_app.train.config import Config, from_dict, override
+from xbm_app.train.dataset import augmentation_of, read_run
+from xbm_app.train.state import model_of, pick_device
+
+Scores = dict[str, dict[str, float]]  # by protocol and metric
+
+EMBED_BATCH = 256  # images per forward pass: scores are bit for bit the same only for the same number
 
 
 class Embedder:
     """Turns images into unit vectors with a trained model.
 
     Attributes:
+        checkpoint: the file that the weights come from.
         config: what the run was trained with.
         classes: names of the training classes.
+        step: iterations trained.
     """
 
     def __init__(self, checkpoint: Path, device: str = "auto") -> None:
-        self.device = task.pick_device(device)
+        self.checkpoint, self.device = checkpoint, pick_device(device)
         state = read_checkpoint(checkpoint, self.device)
         self.config: Config = from_dict(state["config"])
         self.classes: list[str] = state["classes"]
         self.step: int = state["step"]
-        # the checkpoint brings all weights: nothing is downloaded or read again
-        bare = task.override_weights(self.config)
-        self.model = task.model_of(bare)
-        try:
-            self.model.load_state_dict(state["model"])
-        except RuntimeError as error:
-            raise InputError(
-                f"{checkpoint} does not fit its own config ({str(error).splitlines()[0]}): use another one"
-            ) from None
+        # the checkpoint has all weights: pretrained ones need not be downloaded or read
+        self.model = model_of(override(self.config, {"model.weights": "none"}))
+        expected, stored = (
+            {name: tensor.shape for name, tensor in each.items()} for each in (self.model.state_dict(), state["model"])
+        )
+        if expected != stored:
+            name = next(name for name in {**expected, **stored} if expected.get(name) != stored.get(name))
+            raise DamagedFileError(checkpoint, f"{checkpoint} does not fit its own config ({name}): use another checkpoint")
+        self.model.load_state_dict(state["model"])
         self.model.to(self.device).eval()
-        self.augmentation = task.augmentation_of(self.config, self.model)
+        self.augmentation = augmentation_of(self.config, self.model)
 
     @property
     def dim(self) -> int:
         return self.config.model.dim
 
     def embed(self, images: Iterable[Image.Image | np.ndarray | str | Path]) -> Tensor:
-        """(N, D): unit rows for PIL images, uint8 arrays (H, W) or (H, W, 3), or paths; treated as in testing."""
+        """(N, D): unit rows for PIL images, uint8 arrays (H, W) or (H, W, 3), or paths; preprocessed as in testing."""
         opened = [_open(image) for image in images]
         if not opened:
             return torch.zeros(0, self.dim)
         return self.embed_set(_Opened(opened))
 
     @torch.no_grad()
-    def embed_set(self, images: ImageSet, batch_size: int = task.EMBEDDED) -> Tensor:
+    def embed_set(self, images: ImageSet, batch_size: int = EMBED_BATCH) -> Tensor:
         """(N, D): the embeddings of a whole set, in its order."""
         feed = DecodeFeed(images, self.augmentation)
         parts = [self.model(batch).float().cpu() for batch, _, _ in sweep(feed, batch_size, device=self.device)]
         return torch.cat(parts) if parts else torch.zeros(0, self.dim)
 
-    def embed_readable(self, images: ImageSet, tell: Callable[[InputError], None]) -> tuple[np.ndarray, Tensor]:
-        """The indices (n,) of the images that can be read, and their embeddings (n, D); `tell` is told of the others."""
-        read: list[int] = []
+    def embed_readable(self, images: ImageSet, report: Callable[[InputError], None]) -> tuple[np.ndarray, Tensor]:
+        """The indices (n,) of the images that can be read, and their embeddings (n, D); `report` gets the other errors."""
+        indices: list[int] = []
         parts = []
-        for views, failed in readable(images, self.view, self.decoded_side, task.EMBEDDED):
+        for views, failed in readable(images, self.view, self.decoded_side, EMBED_BATCH):
             for error in failed.values():
-                tell(error)
+                report(error)
             if views:
-                read.extend(views)
+                indices.extend(views)
                 parts.append(self.embed_views(list(views.values())))
-        return np.array(read, np.int64), torch.cat(parts) if parts else torch.zeros(0, self.dim)
+        return np.array(indices, np.int64), torch.cat(parts) if parts else torch.zeros(0, self.dim)
 
     @property
     def decoded_side(self) -> int:
-        """A JPEG that is going to be embedded need not be decoded larger than this: see `xbm_app.data.store.resized`."""
+        """The largest side at which a JPEG needs to be decoded before it is embedded: see `xbm_app.data.store.resized`."""
         return 2 * self.augmentation.resize
 
     def view(self, image: Image.Image) -> np.ndarray:
-        """An opened image, resized as the model needs it.  # (h, w, C) uint8"""
+        """Resizes an image as the model needs it.  # (h, w, C) uint8"""
         return as_channels(fit(image, self.augmentation.resize, self.augmentation.mode), self.augmentation.channels)
 
     def pixels(self, views: Sequence[np.ndarray]) -> Tensor:
-        """The windows that the model looks at, normalised.  # (B, C, crop, crop) float32"""
+        """Center crops, normalized: the model's input.  # (B, C, crop, crop) float32"""
         heights, widths = (torch.tensor([view.shape[axis] for view in views]) for axis in (0, 1))
         return cut(views, centre_params(heights, widths, self.augmentation), self.augmentation)
 
     @torch.no_grad()
     def embed_views(self, views: Sequence[np.ndarray]) -> Tensor:
-        """(B, D): unit rows for what `view` made."""
+        """(B, D): unit rows for images resized by `view`."""
         return self.model(self.pixels(views).to(self.device)).float().cpu()
 
 
@@ -117,11 +128,57 @@ def _open(image: Image.Image | np.ndarray | str | Path) -> Image.Image:
 
 
 def load(run: str | Path, device: str = "auto") -> Embedder:
-    """The model of a run folder: its best checkpoint where one was chosen, otherwise its last."""
+    """Loads a trained model.
+
+    Args:
+        run: a run folder, or one of the checkpoints in it. Of a folder it is `best.pt`, the checkpoint with the best score on
+            held-out classes, if the run was trained with `log.evaluate_every`; otherwise `last.pt`. The scores that
+            `xbm train` prints are those of the same checkpoint.
+        device: "auto", "cpu", "cuda", ...
+    """
     folder = Path(run)
     if folder.is_file():
         return Embedder(folder, device)
     for name in ("best.pt", "last.pt"):
         if (folder / "checkpoints" / name).exists():
             return Embedder(folder / "checkpoints" / name, device)
-    raise InputError(f"{folder} holds no checkpoint: give a run folder made by `xbm train`")
+    raise InputError(f"{folder} holds no checkpoint: pass a run folder created by `xbm train`")
+
+
+def score_protocols(
+    protocols: Iterable[Protocol], embed: Callable[[ImageSet], Tensor], ranks: Ranks | None = None
+) -> tuple[Scores, dict[int, Tensor]]:
+    """Embeds every image set once and scores every protocol; returns the scores and the embeddings by `id(image_set)`."""
+    embeddings: dict[int, Tensor] = {}
+    scores = {}
+    for protocol in protocols:
+        for images in (protocol.query, protocol.gallery):
+            if images is not None and id(images) not in embeddings:
+                embeddings[id(images)] = embed(images)
+        gallery = None if protocol.gallery is None else embeddings[id(protocol.gallery)]
+        scores[protocol.name] = score_protocol(protocol, embeddings[id(protocol.query)], gallery, ranks)
+    return scores, embeddings
+
+
+def evaluate_run(folder: Path, root: Path | None = None) -> dict[str, Any]:
+    """Scores a run by every protocol of its data set.
+
+    Args:
+        folder: a run folder, or one of the checkpoints in it: see `load`.
+        root: where the data is now, if it has moved.
+    """
+    model = load(folder)
+    config = model.config
+    if root is not None:
+        config = replace(config, data=replace(config.data, root=str(root.resolve())))
+    dataset = read_run(config, folder.parents[1] if folder.is_file() else folder)
+    scores, _ = score_protocols(dataset.protocols, model.embed_set)
+    first = dataset.protocols[0].name
+    return {
+        **scores[first],
+        "protocol": first,
+        "protocols": scores,
+        "checkpoint": model.checkpoint.name,
+        "checkpoint_iterations": model.step,
+        "iterations": model.step,
+    }

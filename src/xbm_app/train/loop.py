@@ -1,147 +1,210 @@
-"""Training with a cross-batch memory, as the paper's Algorithm 1:
+"""Training with a cross-batch memory: the paper's Algorithm 1.
 
-train network f conventionally with K epochs            warm-up: `memory.start` iterations
-initialize XBM as queue M                               job.start_memory()
-for x, y in loader:                                     run(...), each step: learn(...)
-    anchors = f.forward(x)                              model(images)
+train network f conventionally with K epochs            the first `memory.start` iterations: with_memory is False
+initialize XBM as queue M                               fill_memory(...)
+for x, y in loader:                                     run_loop(...)
+    anchors = f.forward(x)                              learn(...): model(images)
     enqueue(M, (anchors.detach(), y)); dequeue(M)       memory.enqueue(...)
-    sim = anchors · M.feats                             loss_fn(anchors, labels, memory): product, weights
+    sim = anchors · M.feats                             memory_loss_fn(anchors, labels, memory): similarities, weights
     loss = pair_based_loss(sim, y, M.labels)            and gradient in one pass over the bank
-    loss.backward(); optimizer.step()                   job.update()
+    loss.backward(); optimizer.step()                   loss.backward(), update_weights(...)
 """
 
 import math
+import time
 from collections.abc import Callable
+from contextlib import closing
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from xbm.distributed import the_ranks
+from xbm.distributed import Ranks, the_ranks
 from xbm.errors import DivergedError, InputError
+from xbm.memory import statistics_kept
+from xbm_app.files import explain_disk_errors, locked
+from xbm_app.progress import Console
 from xbm_app.train.config import Config, check
-from xbm_app.train.console import Console
-from xbm_app.train.cuda_graphs import Recorded, why_not
-from xbm_app.train.dataset import begin_run, read_run
-from xbm_app.train.files import disk_trouble_told, held
-from xbm_app.train.finish import finish, score
-from xbm_app.train.job import TALLY, Iteration, Job
-from xbm_app.train.metrics import Metrics
-from xbm_app.train.watch import spread_of
+from xbm_app.train.cuda_graphs import RecordedStep, Replayed, why_not
+from xbm_app.train.dataset import Batch, begin_run, read_run
+from xbm_app.train.finish import describe, finish, score
+from xbm_app.train.label_errors import ignore_label_errors, is_ignored
+from xbm_app.train.metrics import Metrics, cosine_and_rank, one_line
+from xbm_app.train.state import SUMS, RunState
 
 
 def train(config: Config, folder: Path, resume: bool = False, quiet: bool = False) -> dict[str, Any]:
     """Trains as `config` says, writes everything under `folder`, and returns the final figures."""
     check(config)
-    first = the_ranks().first
-    begun = (folder / "config.yaml").exists()
-    if begun and not resume:
-        raise InputError(f"{folder} already holds a run: go on with --resume {folder}, or give another --out")
-    if resume and not begun:
-        raise InputError(f"{folder} holds no run: give the folder that `xbm train` printed")
-    with disk_trouble_told(folder):
-        dataset = read_run(config, folder) if resume else begin_run(config, folder, the_ranks())
-        with held(folder, first):
-            job = Job(config, dataset, folder)
-            start = job.restore() if resume and job.last.exists() else 0
-            job.ranks.wait()  # from here on rank 0 writes
-            with Metrics(folder, start, config, first) as metrics, Console(config, start, quiet, job.ranks) as console:
-                console.say(job.about)
-                run(job, start, metrics, console)
-                return finish(job, console)
+    ranks = the_ranks()
+    exists = (folder / "config.yaml").exists()
+    if exists and not resume:
+        raise InputError(f"{folder} already holds a run: continue it with --resume {folder}, or use another --out")
+    if resume and not exists:
+        raise InputError(f"{folder} holds no run: pass the folder that `xbm train` printed")
+    with explain_disk_errors(folder):
+        dataset = read_run(config, folder) if resume else begin_run(config, folder, ranks)
+        with locked(folder, ranks.first):
+            run = RunState(config, dataset, folder)
+            start = run.restore() if resume and run.last.exists() else 0
+            ranks.wait()  # from here on rank 0 writes
+            with (
+                Metrics(folder, start, config, ranks.first) as metrics,
+                Console(config.optim.iterations, start, quiet or not ranks.first) as console,
+            ):
+                console.say(describe(run))
+                run_loop(run, start, metrics, console)
+                return finish(run, console)
 
 
-def run(job: Job, start: int, metrics: Metrics, console: Console) -> None:
-    config, model = job.config, job.model
-    learn_next = steps(job, start, console)
+def run_loop(run: RunState, start: int, metrics: Metrics, console: Console) -> None:
+    """Trains from iteration `start` to the last."""
+    config, model, memory, drift, log = run.config, run.model, run.memory, run.drift, run.config.log
+    train_step = steps(run, start, console)
+    model.train()
     for step in range(start, config.optim.iterations):
-        model.train()
-        job.set_learning_rate(step)
-        remembering = step >= config.memory.start and job.memory is not None
-        if step == config.memory.start:
-            job.start_memory(console.track)
-        anchors = learn_next(step, remembering)
-        job.tallied += config.batch.accumulate
+        if step == start or step in config.optim.decay_at:
+            run.set_learning_rate(step)
+        if step == config.memory.start and memory is not None and config.memory.fill:
+            fill_memory(run, console)
+        anchors = train_step(step, memory is not None and step >= config.memory.start)
+        run.summed += config.batch.accumulate
 
         done = step + 1
-        job.doubt_labels(done)
         last = done == config.optim.iterations
-        drifts = job.drift(done, job.probed)  # θ after this step
-        choosing = config.log.evaluate_every > 0 and done % config.log.evaluate_every == 0
-        if done % config.log.every == 0 or choosing or last:
-            row = line(job, step, anchors, drifts)
-            if choosing:
-                scores = next(iter(score(job)[0].values()))
+        if run.label_memory is not None and done % run.label_check_every == 0:
+            ignore_label_errors(run.label_memory, run.dataset.train.num_classes)
+        drifts = drift(done, run.probe_model) if done % drift.every in drift.phases else {}
+        evaluates = log.evaluate_every > 0 and done % log.evaluate_every == 0
+        if evaluates or last or done % log.every == 0:
+            row = row_of_metrics(run, step, anchors, drifts)
+            if evaluates:
+                scores = next(iter(score(run)[0].values()))
                 row |= {name: scores[name] for name in ("recall@1", "map@r")}
-                if row["recall@1"] > job.best:
-                    job.best = row["recall@1"]
-                    job.save(done, job.folder / "checkpoints" / "best.pt")
+                if row["recall@1"] > run.best:
+                    run.best = row["recall@1"]
+                    run.save(done, run.chosen)
             metrics.write(row, console.speed)
-            for warning in job.watch.look(row):
+            for warning in run.watcher.check(row):
                 console.say(f"warning: {warning}")
-            console.show(row)
-        console.advance(done)
-        if done % config.log.checkpoint_every == 0 or last:
-            finite(job, step, job.tally.sum() + job.probe().sum(), look=True)
-            job.save(done)
+            console.text = one_line(row)
+        if last or time.monotonic() >= console.next_update:
+            console.advance(done)
+        if last or done % log.checkpoint_every == 0:
+            # a model that cannot embed the probes has diverged
+            stop_if_diverged(run, step, run.sums.sum() + drift.embed(run.probe_model).sum())
+            run.save(done, run.last)
 
 
-def learn(job: Job, iteration: Iteration, remembering: bool) -> Tensor:
-    """One optimizer step; gives the last batch's anchors. Nothing in here waits for a GPU."""
-    step, extra, batches = iteration
-    memory, weights = job.memory, job.config.memory
-    if remembering:
-        job.enqueue_extra(extra)
-    for images, labels, ids in batches:
-        with job.autocast():
-            anchors = job.learning(job.model(images), ids)
-        finite(job, step, anchors)
-        with torch.set_grad_enabled(not remembering or weights.batch_weight > 0):
-            in_batch, stats = job.loss_fn(anchors, labels, ids=ids, return_stats=True)
-        loss, against, *met = in_batch, *torch.zeros_like(in_batch).expand(3)
-        if remembering and memory is not None:
+def learn(run: RunState, step: int, batches: list[Batch], with_memory: bool) -> Tensor:
+    """Makes one optimizer step and returns the last batch's anchors. On a GPU nothing in here waits for the device."""
+    model, memory, weights = run.model, run.memory, run.config.memory
+    n = len(batches) // run.config.batch.accumulate  # the ×n update: the last of every n batches has anchors
+    if with_memory and memory is not None and n > 1:
+        with statistics_kept(model), run.autocast:
+            for k, (images, labels, ids) in enumerate(batches):
+                if k % n != n - 1:
+                    memory.enqueue(model(images), labels, ids)
+    for images, labels, ids in batches[n - 1 :: n]:
+        with run.autocast:
+            anchors = model(images)
+        if run.label_memory is not None:  # images with likely wrong labels are written to the memory, but learn nothing
+            anchors = torch.where(is_ignored(run.label_memory, ids)[:, None], anchors.detach(), anchors)
+        if run.device.type == "cpu":
+            stop_if_diverged(run, step, anchors)
+        with torch.set_grad_enabled(not with_memory or weights.batch_weight > 0):
+            batch_loss, batch_stats = run.loss_fn(anchors, labels, ids=ids, return_stats=True)
+        loss, memory_loss, *memory_counts = batch_loss, *torch.zeros_like(batch_loss).expand(3)
+        if with_memory and memory is not None:
             memory.enqueue(anchors.detach(), labels, ids)
-            against, found = job.memory_loss_fn(anchors, labels, memory, ids=ids, return_stats=True)
-            loss = weights.batch_weight * in_batch + weights.weight * against
-            met = [found.valid_negatives.sum(), found.valid_positives.sum()]
-        finite(job, step, loss)
-        job.scaler.scale(loss / len(batches)).backward()
-        job.tally += torch.stack([x.detach().double() for x in (loss, in_batch, against, stats.valid_negatives.sum(), *met)])
-    job.update()
+            memory_loss, stats = run.memory_loss_fn(anchors, labels, memory, ids=ids, return_stats=True)
+            loss = weights.batch_weight * batch_loss + weights.weight * memory_loss
+            memory_counts = [stats.valid_negatives.sum(), stats.valid_positives.sum()]
+        if run.device.type == "cpu":
+            stop_if_diverged(run, step, loss)
+        run.scaler.scale(loss / (len(batches) // n)).backward()
+        values = (loss, batch_loss, memory_loss, batch_stats.valid_negatives.sum(), *memory_counts)
+        run.sums += torch.stack([value.detach().double() for value in values])
+    update_weights(run)
     return anchors
 
 
-def steps(job: Job, start: int, console: Console) -> Callable[[int, bool], Tensor]:
-    """What makes one step after the other: a recorded graph where that can be, else `learn` on data made ahead of time."""
-    if (reason := why_not(job)) is None:
-        console.say("the first iterations compile GPU kernels: up to a minute, once a machine")
-        return Recorded(job, learn, console.say)
-    if job.device.type == "cuda":
+def update_weights(run: RunState) -> None:
+    """The step of the optimizer, and of a memory whose rows have gradients of their own."""
+    memory, scaler = run.memory, run.scaler
+    if run.ranks.world > 1:
+        average_gradients(run.model, run.ranks)
+    scaler.unscale_(run.optimizer)
+    if scaler.is_enabled() and memory is not None and memory.rows.grad is not None:
+        memory.rows.grad /= scaler.get_scale()
+    scaler.step(run.optimizer)
+    scaler.update()
+    run.optimizer.zero_grad(set_to_none=True)
+    if memory is not None and memory.update == "backprop":
+        memory.step()
+
+
+@torch.no_grad()
+def average_gradients(model: nn.Module, ranks: Ranks) -> None:
+    """Averages the gradients over the ranks, in one exchange per step.
+
+    DistributedDataParallel would not do: a run also embeds without gradient (filling the memory, the ×n update, drift), and
+    several backward passes may make one step.
+    """
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    if not gradients:
+        return
+    mean = ranks.sum(torch.cat([gradient.flatten() for gradient in gradients]), "gradients") / ranks.world
+    for part, gradient in zip(mean.split([gradient.numel() for gradient in gradients]), gradients):
+        gradient.copy_(part.view_as(gradient))
+
+
+def fill_memory(run: RunState, console: Console) -> None:
+    """Initializes the memory with embeddings of random training images."""
+    assert run.memory is not None
+    parts = run.data.random_indices()
+    images = console.track(run.data.random_batches(parts), "filling the memory", len(parts))
+    # several ranks communicate within a pass, about batch norm: such a pass cannot be recorded
+    model = Replayed(run.model) if run.ranks.world == 1 else run.model
+    with run.autocast, closing(images):
+        run.memory.fill(model, images)
+
+
+def steps(run: RunState, start: int, console: Console) -> Callable[[int, bool], Tensor]:
+    """What makes one step after the other: a recorded graph if possible, else `learn` on batches prepared ahead of time."""
+    reason = why_not(run)
+    if reason is None:
+        console.say("the first iterations compile GPU kernels, which takes up to a minute, once per machine")
+        return RecordedStep(run, learn, console.say)
+    if run.device.type == "cuda":
         console.say(f"a step runs kernel by kernel: {reason}")
-    iterations = job.iterations(start)
-    return lambda step, remembering: learn(job, next(iterations), remembering)
+    batches, n = run.data.batches(start), run.data.batches_per_step
+    return lambda step, with_memory: learn(run, step, [batch[1:] for batch in islice(batches, n)], with_memory)
 
 
-def line(job: Job, step: int, anchors: Tensor, drifts: dict[int, Tensor]) -> dict[str, float]:
-    """One line of metrics: means since the last line. This is where a run waits for its device."""
-    finite(job, step, job.tally.sum() + anchors.sum(), look=True)
-    means = (job.tally_of_all() / max(1, job.tallied)).tolist()
-    job.tally.zero_()
-    job.tallied = 0
-    row = {"step": float(step), "lr": job.learning_rate(), **dict(zip(TALLY, means))}
-    cosine, rank = spread_of(anchors)
+def row_of_metrics(run: RunState, step: int, anchors: Tensor, drifts: dict[int, Tensor]) -> dict[str, float]:
+    """One row of metrics: means since the last row. This is where a run waits for its device."""
+    stop_if_diverged(run, step, run.sums.sum() + anchors.sum())
+    means = (run.global_sums() / max(1, run.summed)).tolist()
+    run.sums.zero_()
+    run.summed = 0
+    cosine, rank = cosine_and_rank(anchors)
+    row = {"step": float(step), "lr": float(run.optimizer.param_groups[-1]["lr"]), **dict(zip(SUMS, means))}
     row |= {"mean_cosine": float(cosine), "effective_rank": float(rank)}
     row |= {f"drift_{delta}": float(value) for delta, value in drifts.items()}
-    if job.memory is None or step < job.config.memory.start:
+    if run.memory is None or step < run.config.memory.start:
         row |= dict.fromkeys(("memory_loss", "valid_negatives_memory", "valid_positives_memory"), math.nan)
     else:
-        job.memory.check()
-    job.heed(row["loss"])
+        run.memory.check()
+    # while the memory fills, every row adds pairs and the loss can only grow: that is not a plateau
+    if run.config.optim.schedule == "plateau" and (run.memory is None or run.memory.is_full):
+        run.plateau.step(row["loss"])
     return row
 
 
-def finite(job: Job, step: int, values: Tensor, look: bool = False) -> None:
-    """Stops a run that has diverged, before it can overwrite a good checkpoint. A GPU is only waited for with `look`."""
-    if (look or job.device.type == "cpu") and not bool(torch.isfinite(values.detach()).all()):
-        raise DivergedError(step, job.last if job.last.exists() else None)
+def stop_if_diverged(run: RunState, step: int, values: Tensor) -> None:
+    """Stops a run whose values are not finite, before it can overwrite a good checkpoint. Waits for the device."""
+    if not bool(torch.isfinite(values.detach()).all()):
+        raise DivergedError(step, run.last if run.last.exists() else None)

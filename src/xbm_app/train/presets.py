@@ -1,4 +1,4 @@
-"""Ready-made configs: every data set of the paper with Table 7's values, the built-in data, and the two recipes."""
+"""Presets: a config for every data set of the paper with the values of its Table 7, for the built-in and for your own data."""
 
 from dataclasses import replace
 from typing import Any
@@ -8,8 +8,8 @@ from xbm.losses import LOSSES
 from xbm_app.models.trunks import TRUNKS as KNOWN
 from xbm_app.train.config import Config, override
 
-# Table 7: learning rate, decay, iterations, R_M, and for CUB and Cars the keyed memory's α and m over all N. The paper warms
-# up for 1,000 iterations; of CUB and Cars, whose whole schedules are 1,400 and 2,000, it says nothing: there the warm-up is 0.
+# Table 7: learning rate, decay, iterations, R_M, and for CUB and Cars α and m of the keyed memory over all N. The paper warms
+# up for 1,000 iterations. It does not say so for CUB and Cars, with whole schedules of 1,400 and 2,000: there the warm-up is 0.
 KEYED = {"memory.update": "backprop", "memory.ratio": 1.0, "memory.start": 0, "memory.momentum": 0.9}
 SMALL = {"model.trunk": "small", "model.weights": "none", "model.dim": 64, "data.augmentation": "shift", "log.every": 50}
 DATASETS: dict[str, dict[str, Any]] = {
@@ -42,8 +42,8 @@ LOSS_NAMES = {
 
 FULL_QUEUE = {"memory.update": "queue", "memory.momentum": None, "memory.ratio": 1.0, "memory.doubt": "keep"}
 
-# What the paper says and what its released code does differ; both are settings of the same loop. `auto` is ours: whatever the
-# net and the data, more memory does not hurt (docs/robustness.md).
+# The paper and its released code differ; both are settings of the same loop. `auto` is ours: with it a larger memory does not
+# hurt, whatever the network and the data (docs/robustness.md).
 RECIPES: dict[str, dict[str, Any]] = {
     "auto": {
         "loss.reduction": "sum", "memory.reduction": "balanced", "memory.batch_weight": 1.0, "memory.start": 0,
@@ -56,20 +56,20 @@ RECIPES: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 SLOTS = {"memory.update": "moving_average", "memory.ratio": 1.0, "memory.momentum": 0.9}
-# A pretrained trunk moves an image's embedding little between two visits: there `auto` averages its views. And it tells most
-# classes apart from the start: the memory can begin full, what it pushes is what still has to be told apart and is not held
-# back, and a row that lies among another class's has a label to be doubted.
+# With a pretrained trunk an image's embedding moves little between two visits, so `auto` averages its views. Such a trunk also
+# separates most classes from the start: the memory can start full, its hard negatives are real ones and need not be balanced,
+# and a row among those of another class has a likely wrong label.
 PRETRAINED = {
     **SLOTS, "memory.reduction": None, "memory.fill": True, "memory.doubt": "skip", "memory.dtype": "bfloat16",
 }  # fmt: skip
-# Where a pass takes many hundred iterations, an image moves too much between two visits for that: the supplementary's first
-# table has the queue ahead on SOP and In-shop. There `auto` keeps the queue, of the size that the paper's Table 7 has.
+# If an epoch takes many hundred iterations, an embedding moves too much between two visits for that: the supplementary's first
+# table has the queue ahead on SOP and In-shop. There `auto` keeps a queue, of the size in the paper's Table 7.
 LARGE = ("sop", "inshop", "vehicleid", "deepfashion2")
-MANY = 20_000  # training images from which own data are large; In-shop, the smallest of those, has 25,882
+MANY = 20_000  # training images from which the user's own data counts as large; In-shop, the smallest of those, has 25,882
 
 
 def recipe_of(name: str, weights: str, data: str, images: int = 0) -> dict[str, Any]:
-    """What a recipe says of a data set, for a trunk that starts from these weights. `images`: of own data, to train on."""
+    """The settings of a recipe for a data set and a trunk with these initial weights; `images`: training images of own data."""
     if name not in RECIPES:
         raise unknown("recipe", name, RECIPES)
     if name != "auto" or weights == "none":
@@ -82,7 +82,7 @@ def recipe_of(name: str, weights: str, data: str, images: int = 0) -> dict[str, 
 def preset(
     name: str, loss: str | None = None, trunk: str | None = None, recipe: str | None = None, weights: str | None = None
 ) -> Config:
-    """The config of a data set, with a loss, a trunk, a recipe and weights to start from of the user's choice.
+    """Returns the config for a data set, with a loss, a trunk, a recipe and initial weights of the user's choice.
 
     Example:
         >>> preset("sop", trunk="resnet50").model.dim
@@ -90,9 +90,11 @@ def preset(
     """
     if name not in DATASETS:
         raise unknown("preset", name, DATASETS)
-    config = override(Config(preset=name, data=replace(Config().data, name=name)), DATASETS[name])
+    # the paper's code excludes only the newest copy of an anchor, the library's default excludes every row of its image
+    settings = {"data.name": name, "loss.exclude": "copy", **DATASETS[name]}
+    config = override(Config(preset=name), settings)
     if recipe == "official" and config.model.trunk == "small":
-        raise InputError("the released code's recipe is for photographs: use a preset with a pretrained trunk")
+        raise InputError("the recipe official is for photographs: use a preset with a pretrained trunk")
     if trunk is not None:
         if trunk not in KNOWN and not trunk.startswith("timm/"):
             raise unknown("trunk", trunk, [*KNOWN, "timm/NAME"])

@@ -92,13 +92,15 @@ def job(rows, labels, anchors, folder):
     memory.enqueue(rows, torch.from_numpy(labels), torch.arange(len(rows)))
     made = SimpleNamespace(
         folder=folder,
-        autocast=nullcontext,
-        sampler=SimpleNamespace(batch=lambda step: np.array(anchors)),
-        batches_per_step=1,
+        autocast=nullcontext(),
+        data=SimpleNamespace(
+            sampler=SimpleNamespace(batch=lambda step: np.array(anchors)),
+            batches_per_step=1,
+            feed=SimpleNamespace(test=lambda indices: torch.from_numpy(np.asarray(indices))),
+        ),
         config=SimpleNamespace(optim=SimpleNamespace(iterations=1)),
         dataset=SimpleNamespace(train=SimpleNamespace(labels=labels)),
         model=Table(rows),
-        feed=SimpleNamespace(test=lambda indices: torch.from_numpy(np.asarray(indices))),
         memory=memory,
         device=torch.device("cpu"),
     )

@@ -14,8 +14,8 @@ from tests.tiny import tiny_config
 from xbm import ContrastiveLoss, CrossBatchMemory
 from xbm.losses import LOSSES
 from xbm_app.train.dataset import begin_run, read_run
-from xbm_app.train.job import Job
 from xbm_app.train.loop import train
+from xbm_app.train.state import RunState as Job
 
 GLYPHS = setting_of("glyphs")
 
@@ -125,8 +125,8 @@ def test_the_parts_of_a_gradient_by_hand(own_photos, tmp_path, reduction):
     truth = np.asarray(job.dataset.train.labels)
     found = gradient_shares(job, truth)
     assert found["false"] == 0.0  # all labels are right
-    indices = job.sampler.batch(job.batches_per_step * 4)
-    anchors = job.model(job.feed.test(indices)).detach()
+    indices = job.data.sampler.batch(job.data.batches_per_step * 4)
+    anchors = job.model(job.data.feed.test(indices)).detach()
     rows, ids, labels = job.memory.embeddings, job.memory.ids.numpy(), truth[indices]
     positives = [np.flatnonzero((truth[ids] == label) & (ids != i)) for i, label in zip(indices, labels)]
     pulls = [rows[list(each)].sum(0).norm().item() for each in positives]

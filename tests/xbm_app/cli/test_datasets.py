@@ -3,14 +3,18 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+import typer
 from PIL import Image
 from typer.testing import CliRunner
 
 from xbm.errors import InputError
-from xbm_app.cli.datasets import app
+from xbm_app.cli.datasets import app, prepare
 from xbm_app.data import benchmarks
 from xbm_app.data.benchmarks import BENCHMARKS, Count
+from xbm_app.data.own_images import read_folder
+from xbm_app.data.store import open_store
 
 COLUMNS = {"train": Count(4, 2), "test": Count(6, 3)}
 
@@ -56,7 +60,7 @@ def test_a_whole_copy_passes_with_the_papers_counts_beside_the_release(letters):
         "part   here                  release               paper",
         "train  4 images / 2 classes  4 images / 2 classes  5 images / 2 classes",
         "test   6 images / 3 classes  6 images / 3 classes  6 images / 3 classes",
-        "The counts are those of the release and every image opens.",
+        "The counts match the release and every image opens.",
     ]
 
 
@@ -72,7 +76,7 @@ def test_the_first_count_that_is_off_is_told_after_the_table(letters):
     (letters / "train" / "a" / "0001_02.png").unlink()
     (letters / "test" / "d" / "0001_02.png").unlink()
     result = check(letters)
-    assert str(result.exception).endswith("not whole: train has 3 images where the release has 4")
+    assert str(result.exception).endswith("incomplete: train has 3 images where the release has 4")
     assert "train  3 images / 2 classes  4 images / 2 classes" in result.stdout
 
 
@@ -82,7 +86,7 @@ def test_images_that_no_list_names_are_named_by_the_benchmark(letters, monkeypat
         benchmarks.BENCHMARKS, "omniglot", replace(BENCHMARKS["omniglot"], release={"train": Count(9)}, missing=lambda d: lost)
     )
     result = check(letters)
-    assert "25 images of the release not there:\n  test/e/0002_01.png\n" in result.stdout
+    assert "25 images of the release are missing:\n  test/e/0002_01.png\n" in result.stdout
     assert "  ... and 5 more" in result.stdout
     assert isinstance(result.exception, InputError)
 
@@ -109,3 +113,68 @@ def test_the_sheet_of_glyphs_is_a_png_with_pairs(tmp_path):
     result = CliRunner().invoke(app, ["glyphs", str(tmp_path / "near.txt")])
     assert "near.txt must end in .png" in str(result.exception)
     assert CliRunner().invoke(app, ["glyphs", str(tmp_path / "near.png"), "--pairs", "0"]).exit_code == 2
+
+
+prepare_app = typer.Typer()
+prepare_app.command()(prepare)
+
+
+@pytest.fixture
+def photos(tmp_path):
+    rng = np.random.default_rng(0)
+    for label in "abcdef":
+        folder = tmp_path / "photos" / label
+        folder.mkdir(parents=True)
+        for number in range(3):
+            pixels = rng.integers(0, 256, (30, 40, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / f"{number}.png")
+    return tmp_path / "photos"
+
+
+def xbm_prepare(*arguments):
+    return CliRunner().invoke(prepare_app, [str(argument) for argument in arguments])
+
+
+def test_a_folder_becomes_a_store_of_each_of_its_sets(photos, tmp_path):
+    out = tmp_path / "store"
+    done = xbm_prepare(photos, "--out", out, "--resize", 16)
+    assert done.exit_code == 0, done.output
+    assert "18 images in 2 sets: about 0.00 GB to write" in done.output
+    data = read_folder(photos)
+    for images in (data.train, data.protocols[0].query):
+        store = open_store(out, images)
+        assert len(store) == len(images)
+        assert store.pixels(np.arange(2)).shape == (2, 16, 16, 3)
+    assert sorted(path.name for path in out.iterdir()) == ["dataset.json", "test", "train"]
+    assert xbm_prepare(photos, "--out", out, "--resize", 16).exit_code == 0
+
+
+def test_the_released_codes_resize_keeps_the_aspect(photos, tmp_path):
+    done = xbm_prepare(photos, "--out", tmp_path / "store", "--resize", 16, "--mode", "shorter", "--workers", 1)
+    assert done.exit_code == 0, done.output
+    assert open_store(tmp_path / "store" / "train", None).view(0).shape == (16, 21, 3)
+
+
+def test_mistakes_are_told_in_one_sentence(photos, tmp_path):
+    for arguments, message in (
+        (("carz",), "unknown benchmark or folder 'carz': did you mean 'cars'"),
+        (("cars",), "the folder with cars is not set"),
+        ((photos, "--mode", "sqare"), "unknown resize mode 'sqare': did you mean 'square'"),
+    ):
+        done = xbm_prepare(*arguments, "--out", tmp_path / "store")
+        assert isinstance(done.exception, InputError)
+        assert message in str(done.exception)
+        assert not (tmp_path / "store").exists()
+
+
+def test_a_run_folder_is_left_alone(photos, tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").write_text("seed: 0")
+    done = xbm_prepare(photos, "--out", run)
+    assert isinstance(done.exception, InputError) and "is a run folder" in str(done.exception)
+    assert [path.name for path in run.iterdir()] == ["config.yaml"]
+
+
+def test_help_shows_an_example():
+    assert "xbm prepare cars --root" in " ".join(xbm_prepare("--help").output.split())

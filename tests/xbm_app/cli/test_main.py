@@ -94,13 +94,17 @@ def test_other_packages_warnings_keep_their_place(monkeypatch):
 
 def test_a_full_disk_is_one_sentence_too(monkeypatch):
     code, said = ends(monkeypatch, OSError(28, "No space left on device", "/x.npz"))
-    assert code == 2 and said == "error: /x.npz cannot be written or read (No space left on device): make room\n"
+    assert (
+        code == 2
+        and said
+        == "error: /x.npz cannot be read or written (No space left on device): free some disk space or check permissions\n"
+    )
 
 
 @pytest.mark.parametrize(("error", "where"), [(MemoryError(), "machine"), (torch.OutOfMemoryError("9 GiB"), "GPU")])
 def test_too_little_memory_is_one_sentence_too(monkeypatch, error, where):
     code, said = ends(monkeypatch, error)
-    assert code == 2 and f"the {where} has not enough memory" in said and "batch.size" in said and said.count("\n") == 1
+    assert code == 2 and f"the {where} is out of memory" in said and "batch.size" in said and said.count("\n") == 1
 
 
 def test_other_errors_are_not_hidden(monkeypatch):
@@ -110,7 +114,7 @@ def test_other_errors_are_not_hidden(monkeypatch):
 
 def test_a_folder_in_place_of_a_file_is_one_sentence_too(monkeypatch):
     code, said = ends(monkeypatch, IsADirectoryError(21, "Is a directory", "/x"))
-    assert code == 2 and said == "error: /x cannot be written or read (Is a directory): give another path\n"
+    assert code == 2 and said == "error: /x cannot be read or written (Is a directory): use another path\n"
 
 
 def test_the_version_is_told():

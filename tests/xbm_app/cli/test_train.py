@@ -6,13 +6,15 @@ import sys
 
 import numpy as np
 import pytest
+import yaml
 
 import xbm as package
 from tests.tiny import differences, draw_photos, set_options, tiny_config, xbm
 from xbm.errors import InputError
 from xbm_app.cli.train import parse_settings
-from xbm_app.train.config import load, save
+from xbm_app.train.config import from_dict, load, save
 from xbm_app.train.loop import train
+from xbm_app.train.presets import DATASETS, preset
 
 
 def test_as_a_user_would(tmp_path):
@@ -59,7 +61,7 @@ def test_the_settings_given_are_the_settings_saved(own_photos, tmp_path):
     out = tmp_path / "run"
     changes = {"optim__iterations": 2, "loss__options": "{margin: 0.4}"}
     code, said, err = xbm(*words(own_photos, out, "--loss", "ms", "--no-memory", "--seed", 4, *set_options(**changes)))
-    assert code == 2 and "do not fit the multi_similarity loss" in err and said == ""
+    assert code == 2 and "unknown option of the multi_similarity loss 'margin'" in err and said == ""
     del changes["loss__options"]
     code, said, err = xbm(*words(own_photos, out, "--loss", "ms", "--no-memory", "--seed", 4, *set_options(**changes)))
     assert code == 0 and err == "" and said.splitlines()[-1] == str(out)
@@ -106,39 +108,39 @@ def test_resume_goes_on_with_the_runs_own_settings(own_photos, tmp_path):
 )
 def test_resume_takes_no_other_settings(finished, more):
     code, _, err = xbm("train", "--resume", finished, *more)
-    assert code == 2 and err == "error: --resume goes on with the settings of the run: leave all others but --quiet out\n"
+    assert code == 2 and err == "error: --resume uses the settings of the run: omit all other options except --quiet\n"
 
 
 def test_resume_of_a_folder_without_a_run(tmp_path):
     code, _, err = xbm("train", "--resume", tmp_path)
-    assert code == 2 and err == f"error: {tmp_path} holds no run: give the folder that `xbm train` printed\n"
+    assert code == 2 and err == f"error: {tmp_path} holds no run: pass the folder that `xbm train` printed\n"
 
 
 def test_a_folder_in_use_is_left_alone(own_photos, finished):
     before = (finished / "config.yaml").read_bytes()
     code, _, err = xbm(*words(own_photos, finished, *set_options()))
-    assert code == 2 and f"{finished} already holds a run: go on with --resume {finished}, or give another --out" in err
+    assert code == 2 and f"{finished} already holds a run: continue it with --resume {finished}, or use another --out" in err
     assert (finished / "config.yaml").read_bytes() == before
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ([], "say what to train on: a preset such as `xbm train glyphs`, or `xbm train --data DIR`"),
+        ([], "nothing to train on: choose a preset such as `xbm train glyphs`, or pass `--data DIR`"),
         (["glyph"], "unknown preset 'glyph': did you mean 'glyphs'?"),
-        (["cars"], "cars needs to know where its images are: give --root DIR"),
-        (["own"], "own needs to know where its images are: give --data DIR"),
+        (["cars"], "the folder with the images of cars is not set: pass --root DIR"),
+        (["own"], "the folder with the images of own is not set: pass --data DIR"),
         (["cars", "--data", "."], "--data trains on your own images and takes no preset"),
         (["glyphs", "--loss", "contrastve"], "unknown loss 'contrastve': did you mean 'contrastive'?"),
         (["glyphs", "--trunk", "smal"], "unknown trunk 'smal': did you mean 'small'?"),
         (["glyphs", "--recipe", "papr"], "unknown recipe 'papr': did you mean 'paper'?"),
         (["glyphs", "--set", "memory.ration=1"], "unknown setting 'memory.ration': did you mean 'memory.ratio'?"),
-        (["glyphs", "--set", "memory.ratio"], "--set memory.ratio is not key=value"),
-        (["glyphs", "--set", "log.every=0"], "log.every=0 cannot be: give 1 or more"),
-        (["glyphs", "--set", "batch.size=33"], "batch.size=33 is not a multiple of batch.per_class=4"),
-        (["--data", "/no/such/folder"], "/no/such/folder is not a folder"),
+        (["glyphs", "--set", "memory.ratio"], "--set takes key=value"),
+        (["glyphs", "--set", "log.every=0"], "log.every must be at least 1, got 0"),
+        (["glyphs", "--set", "batch.size=33"], "batch.size=33 must be a multiple of batch.per_class=4"),
+        (["--data", "/no/such/folder"], "/no/such/folder is no folder"),
         (["--config", "/no/such.yaml"], "/no/such.yaml does not exist"),
-        (["cars", "--config", "x.yaml"], "--config holds all settings"),
+        (["cars", "--config", "x.yaml"], "--config contains all settings"),
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_code_2(given, message, tmp_path, monkeypatch):
@@ -186,10 +188,55 @@ def test_settings_are_cut_at_the_first_equals():
 
 def test_no_memory_and_a_size_of_it_contradict_each_other():
     code, _, said = xbm("train", "glyphs", "--no-memory", "--set", "memory.ratio=0.5")
-    assert code == 2 and "--no-memory is memory.ratio=0: leave one of the two out" in said
+    assert code == 2 and "--no-memory sets memory.ratio=0: omit one of the two" in said
 
 
 @pytest.mark.parametrize("setting", ["recipe=paper", "preset = cars"])
 def test_what_would_only_rename_the_run_is_refused(setting):
     with pytest.raises(InputError, match="would only rename the run"):
         parse_settings([setting])
+
+
+def rows_of(out):
+    return {line.split("│")[1].strip(): line for line in out.splitlines() if line.count("│") > 5}
+
+
+def test_the_list_follows_the_options():
+    code, out, _ = xbm("presets")
+    assert code == 0 and "moving_average, m 0.9" in rows_of(out)["cars"] and "recipe `auto`" in out
+    code, out, _ = xbm("presets", "--loss", "ms", "--trunk", "resnet50", "--recipe", "official")
+    assert code == 0 and "resnet50" in rows_of(out)["cars"] and "128" in rows_of(out)["cars"] and "recipe `official`" in out
+    assert "glyphs" not in rows_of(out)
+
+
+def test_the_list_holds_every_preset_with_its_values():
+    code, out, _ = xbm("presets", "--recipe", "paper")
+    assert code == 0
+    rows = rows_of(out)
+    assert set(DATASETS) <= rows.keys()
+    assert all(word in rows["cars"] for word in ("googlenet", "512", "0.0001", "1400", "2000", "backprop, α 0.1, m 0.9"))
+    assert all(word in rows["inshop"] for word in ("0.0003", "24000", "34000", "0.2", "queue", "1000"))
+    for word in ("contrastive", "triplet", "ms", "resnet50", "bn_inception", "official"):
+        assert word in out
+
+
+def test_one_preset_is_yaml_that_train_takes(tmp_path):
+    code, out, _ = xbm("presets", "cars", "--loss", "ms", "--trunk", "resnet50", "--recipe", "official")
+    assert code == 0
+    assert from_dict(yaml.safe_load(out)) == preset("cars", "ms", "resnet50", "official")
+    (tmp_path / "mine.yaml").write_text(out)
+    assert load(tmp_path / "mine.yaml").model.dim == 128
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["carz"], "did you mean 'cars'"),
+        (["--recipe", "x"], "unknown recipe"),
+        (["cars", "--loss", "m"], "unknown loss"),
+        (["cars", "--trunk", "x"], "unknown trunk"),
+    ],
+)
+def test_unknown_names(words, message):
+    code, _, err = xbm("presets", *words)
+    assert code == 2 and message in err and err.count("\n") == 1

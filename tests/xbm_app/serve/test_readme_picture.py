@@ -11,9 +11,9 @@ import pytest
 from PIL import Image
 
 from tests.xbm_app.serve.serving import running
+from xbm_app.cli.demo import ARMS, config_of
 from xbm_app.data.glyphs import read_glyphs
 from xbm_app.data.images import write_pictures
-from xbm_app.demo import ARMS, config_of
 from xbm_app.search.searcher import Searcher
 from xbm_app.search.update import update
 from xbm_app.train.loop import train

@@ -25,7 +25,7 @@ from xbm_app.train.config import Config, from_dict
 from xbm_app.train.loop import train
 
 SOURCE = Path(xbm.__file__).parents[1]
-TRACED = tuple(str(SOURCE / part) for part in ("xbm_app/train", "xbm/memory.py", "xbm_app/drift.py"))
+TRACED = tuple(str(SOURCE / part) for part in ("xbm_app/train", "xbm_app/files.py", "xbm/memory.py"))
 
 
 class Killed(BaseException):

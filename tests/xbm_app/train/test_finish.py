@@ -8,10 +8,10 @@ from tests.tiny import tiny_config
 from xbm.memory import CrossBatchMemory
 from xbm.retrieval import evaluate
 from xbm_app.data.images import Protocol
-from xbm_app.train.checkpoint import read_checkpoint
+from xbm_app.files import read_checkpoint
 from xbm_app.train.dataset import read_run
 from xbm_app.train.finish import ALIKE, MINED, NEIGHBOURS, recall_curve
-from xbm_app.train.label_errors import ASIDE, doubted
+from xbm_app.train.label_errors import IGNORED, find_label_errors
 from xbm_app.train.load import load
 from xbm_app.train.loop import train
 
@@ -97,21 +97,21 @@ def test_the_folder_holds_what_it_should_and_nothing_half_written(run):
 
 
 def test_labels_in_doubt_are_listed_for_a_person_to_look_at(photos, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("xbm_app.train.job.LOOK", 5)  # of 17: since the last look some were written anew
+    monkeypatch.setattr("xbm_app.train.state.CHECK_STEPS", 5)  # of 17: since the last look some were written anew
     monkeypatch.setattr("xbm_app.train.label_errors.MOST", 1.0)
     config = tiny_config(photos, memory__update="moving_average", memory__doubt="skip", data__noise=0.2)
     train(config, tmp_path / "run")
     images = read_run(config, tmp_path / "run").train
     memory = CrossBatchMemory(len(images), config.model.dim, "moving_average")
     memory.load_state_dict(read_checkpoint(tmp_path / "run" / "checkpoints" / "last.pt")["memory"])
-    found = [each.tolist() for each in doubted(memory, images.num_classes)]
+    found = [each.tolist() for each in find_label_errors(memory, images.num_classes)]
     names = images.class_names
     rows = (tmp_path / "run" / "doubted.csv").read_text("utf-8").split("\n")
     lines = [f"{images.paths[k]},{names[images.labels[k]]},{names[c]},{lead:.3f}" for k, c, lead in zip(*found)]
     assert rows == ["image,label,nearest,lead", *lines, ""]
     said = f"{len(lines)} of {len(images)} training images lie among those of other classes"
     assert said in capsys.readouterr().err
-    assert {bool(memory.stamps[k] == ASIDE) for k in found[0]} == {True, False}  # of before, and since the last look
+    assert {bool(memory.stamps[k] == IGNORED) for k in found[0]} == {True, False}  # of before, and since the last look
 
     with np.load(tmp_path / "run" / "examples.npz") as kept:
         shown = {name: kept[f"doubted_{name}"] for name in ("image", "nearest", "own", "own_s", "other", "other_s")}
@@ -130,14 +130,14 @@ def test_a_run_that_could_doubt_no_label_says_so(photos, tmp_path, monkeypatch, 
     monkeypatch.setattr("xbm_app.train.label_errors.MOST", 0.0)
     config = tiny_config(photos, memory__update="moving_average", memory__doubt="skip", data__noise=0.5)
     result = train(config, tmp_path / "run")
-    said = "training images lie among those of other classes, so none was doubted"
+    said = "training images lie among those of other classes, so no label was treated as wrong"
     assert said in capsys.readouterr().err and (tmp_path / "run" / "doubted.csv").read_text() == "image,label,nearest,lead\n"
     assert [severity for severity, text in result["notes"] if said in text] == ["warning"]
 
 
 def test_a_run_that_is_stopped_before_all_is_written_is_not_finished(photos, tmp_path, monkeypatch):
     config = tiny_config(photos, memory__update="moving_average", memory__doubt="skip", optim__iterations=2)
-    for name in ("write_doubted", "write_examples"):
+    for name in ("write_label_errors", "write_examples"):
         with monkeypatch.context() as patch:
             patch.setattr(f"xbm_app.train.finish.{name}", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
             with pytest.raises(KeyboardInterrupt):

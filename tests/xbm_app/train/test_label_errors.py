@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from xbm import ContrastiveLoss, CrossBatchMemory
 from xbm.errors import InputError
 from xbm_app.train import label_errors
-from xbm_app.train.label_errors import aside, contradicted, doubted, in_doubt, set_aside
+from xbm_app.train.label_errors import contradicted, find_label_errors, ignore_label_errors, is_ignored, suspects
 
 
 def clusters(classes=20, each=12, dim=16, spread=0.6):
@@ -75,7 +75,7 @@ def test_too_many_wrong_labels_are_told_from_none():
         memory = CrossBatchMemory(250, 16, "moving_average")
         memory.enqueue(rows, torch.cat([(right[:wrong] + 7) % 20, right[wrong:]]), torch.arange(240))
         assert label_errors.too_many(memory, 20) == too_many
-        assert bool(label_errors.in_doubt(memory, 20).any()) == (wrong == 24)
+        assert bool(suspects(memory, 20).any()) == (wrong == 24)
 
 
 def remembered(update="moving_average"):
@@ -92,9 +92,9 @@ def remembered(update="moving_average"):
 @pytest.mark.parametrize("update", ["moving_average", "backprop"])
 def test_rows_in_doubt_are_set_aside(update):
     memory, rows, labels, doubted = remembered(update)
-    set_aside(memory, 20)
-    assert doubted.sum() > 20 and torch.equal(aside(memory, torch.arange(240)), doubted)
-    assert not aside(memory, torch.arange(240, 250)).any()  # never written
+    ignore_label_errors(memory, 20)
+    assert doubted.sum() > 20 and torch.equal(is_ignored(memory, torch.arange(240)), doubted)
+    assert not is_ignored(memory, torch.arange(240, 250)).any()  # never written
     assert not memory.is_full  # ten rows were never written
     memory.enqueue(rows[:10], labels[:10], torch.arange(240, 250))
     assert memory.is_full and len(memory) == 250 - doubted.sum()
@@ -109,32 +109,32 @@ def test_rows_in_doubt_are_set_aside(update):
 
 def test_what_is_set_aside_stays_so_until_it_is_written_anew():
     memory, _, labels, doubted = remembered()
-    set_aside(memory, 20)
+    ignore_label_errors(memory, 20)
     before = memory.stamps.clone()
-    set_aside(memory, 20)
-    assert ((before == label_errors.ASIDE) <= (memory.stamps == label_errors.ASIDE)).all()
+    ignore_label_errors(memory, 20)
+    assert ((before == label_errors.IGNORED) <= (memory.stamps == label_errors.IGNORED)).all()
     count = len(memory)
     k = int(doubted.nonzero()[0, 0])
     new = F.normalize(torch.randn(1, 16))
     memory.enqueue(new, labels[k : k + 1], torch.tensor([k]))
-    assert not aside(memory, torch.tensor([k])).any() and len(memory) == count + 1
+    assert not is_ignored(memory, torch.tensor([k])).any() and len(memory) == count + 1
     assert torch.equal(memory.rows[k], new[0])  # nothing of the old row is left
 
 
 @pytest.mark.parametrize("block", [1, 77, 1 << 22])
 def test_the_most_doubtful_come_first_with_the_class_they_lie_among(monkeypatch, block):
     memory, rows, labels, _ = remembered()
-    set_aside(memory, 20)
-    again = aside(memory, torch.arange(240)).nonzero()[:3, 0]
+    ignore_label_errors(memory, 20)
+    again = is_ignored(memory, torch.arange(240)).nonzero()[:3, 0]
     memory.enqueue(rows[again], labels[again], again)  # in doubt, and not set aside
     memory.stamps[(labels == 3).nonzero()[4:, 0]] = -1  # a class of few rows is nobody's nearest
     right = int((memory.stamps[:240] >= 0).nonzero()[0, 0])
-    memory.stamps[right] = label_errors.ASIDE  # one that lies among its own class by now
-    found = in_doubt(memory, 20)
+    memory.stamps[right] = label_errors.IGNORED  # one that lies among its own class by now
+    found = suspects(memory, 20)
     assert found[right]
     found[right] = False
     monkeypatch.setattr(label_errors, "BLOCK", block)
-    index, nearest, lead = doubted(memory, 20)
+    index, nearest, lead = find_label_errors(memory, 20)
     assert sorted(index.tolist()) == found.nonzero()[:, 0].tolist() and set(again.tolist()) & set(index.tolist())
     assert lead.tolist() == sorted(lead.tolist(), reverse=True) and len(lead) > 20
     counts = memory.stamps[:240] >= 0
@@ -150,12 +150,12 @@ def test_the_most_doubtful_come_first_with_the_class_they_lie_among(monkeypatch,
 
 def test_of_nothing_in_doubt_there_is_nothing_to_look_at():
     memory = CrossBatchMemory(250, 16, "moving_average")
-    assert [each.shape for each in doubted(memory, 20)] == [(0,)] * 3
+    assert [each.shape for each in find_label_errors(memory, 20)] == [(0,)] * 3
 
 
 def test_a_queue_has_no_rows_to_set_aside():
-    with pytest.raises(InputError, match="no slot of an image's own"):
-        set_aside(CrossBatchMemory(4, 2), 3)
+    with pytest.raises(InputError, match="no slot per image"):
+        ignore_label_errors(CrossBatchMemory(4, 2), 3)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -167,8 +167,8 @@ def test_on_a_gpu_the_same_rows_are_set_aside_without_waiting_for_them():
     torch.cuda.synchronize()
     try:
         torch.cuda.set_sync_debug_mode("error")
-        set_aside(memory, 20)
-        found = aside(memory, ids)
+        ignore_label_errors(memory, 20)
+        found = is_ignored(memory, ids)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert torch.equal(found.cpu(), doubted)

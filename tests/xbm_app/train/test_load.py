@@ -6,9 +6,9 @@ from PIL import Image
 import xbm
 from tests.tiny import tiny_config
 from xbm.errors import InputError
-from xbm_app.train.checkpoint import read_checkpoint, write_checkpoint
+from xbm_app.files import read_checkpoint, write_checkpoint
 from xbm_app.train.dataset import read_run
-from xbm_app.train.load import load
+from xbm_app.train.load import evaluate_run, load
 from xbm_app.train.loop import train
 
 
@@ -83,10 +83,42 @@ def test_weights_are_not_fetched_again(run, tmp_path):
 
 
 def test_what_holds_no_model_is_refused(run, tmp_path):
-    with pytest.raises(InputError, match=f"{tmp_path} holds no checkpoint: give a run folder made by `xbm train`"):
+    with pytest.raises(InputError, match=f"{tmp_path} holds no checkpoint: pass a run folder created by `xbm train`"):
         load(tmp_path)
     state = read_checkpoint(run / "checkpoints" / "last.pt")
     state["config"]["model"]["dim"] = 99
     write_checkpoint(tmp_path / "last.pt", state)
     with pytest.raises(InputError, match="does not fit its own config"):
         load(tmp_path / "last.pt")
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_run_scores_again_as_it_did_at_its_end(photos, tmp_path, precision):
+    result = train(tiny_config(photos, optim__precision=precision), tmp_path / "run", quiet=True)
+    again = evaluate_run(tmp_path / "run")
+    assert again["protocols"].keys() == result["protocols"].keys() == {"test"}
+    assert again["protocols"]["test"] == result["protocols"]["test"]  # on a CPU, to the last bit
+    assert again["iterations"] == 17 and again["protocol"] == "test"
+
+
+def test_held_out_classes_are_scored_where_some_were(photos, tmp_path):
+    result = train(tiny_config(photos, data__holdout=0.4, batch__size=6, optim__iterations=2), tmp_path / "run", quiet=True)
+    again = evaluate_run(tmp_path / "run" / "checkpoints" / "last.pt")
+    assert again["protocol"] == "held-out" and again["queries"] == result["queries"] == 12
+    assert again["recall@1"] == result["recall@1"]
+
+
+def test_a_folder_without_a_run_is_told(tmp_path):
+    with pytest.raises(InputError, match="holds no checkpoint"):
+        evaluate_run(tmp_path)
+
+
+def test_the_scores_of_a_run_are_those_of_the_checkpoint_that_load_takes(photos, tmp_path):
+    config = tiny_config(photos, data__holdout=0.4, log__evaluate_every=3, batch__size=6, optim__lr=3e-3)
+    result = train(config, tmp_path / "run", quiet=True)
+    again = evaluate_run(tmp_path / "run")
+    assert result["checkpoint"] == again["checkpoint"] == "best.pt"
+    assert result["checkpoint_iterations"] == again["checkpoint_iterations"] == load(tmp_path / "run").step < 17
+    assert again["protocols"] == result["protocols"] and result["iterations"] == 17
+    plain = train(tiny_config(photos, optim__iterations=2), tmp_path / "plain", quiet=True)
+    assert (plain["checkpoint"], plain["checkpoint_iterations"]) == ("last.pt", 2)

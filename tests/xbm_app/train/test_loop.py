@@ -5,19 +5,21 @@ import math
 
 import pytest
 import torch
+from torch import nn
 
 from tests.tiny import tiny_config
+from tests.worlds import on_ranks
+from xbm.distributed import Ranks
 from xbm.errors import InputError
 from xbm.losses import ContrastiveLoss
 from xbm.memory import CrossBatchMemory
-from xbm_app.train import job as jobs
-from xbm_app.train import loop, task
-from xbm_app.train.checkpoint import read_checkpoint
+from xbm_app.files import locked, read_checkpoint
+from xbm_app.train import loop
 from xbm_app.train.dataset import begin_run
-from xbm_app.train.files import held
-from xbm_app.train.label_errors import ASIDE
+from xbm_app.train.label_errors import IGNORED
 from xbm_app.train.loop import train
 from xbm_app.train.metrics import read_metrics
+from xbm_app.train.state import RunState
 
 
 class Witness:
@@ -25,7 +27,7 @@ class Witness:
 
     def __init__(self, monkeypatch) -> None:
         self.events: list[tuple] = []
-        enqueue, forward, update = CrossBatchMemory.enqueue, ContrastiveLoss.forward, jobs.Job.update
+        enqueue, forward, update = CrossBatchMemory.enqueue, ContrastiveLoss.forward, loop.update_weights
 
         def enqueued(memory, embeddings, labels, ids=None, mask=None):
             self.events.append(("enqueue", ids.tolist(), embeddings.clone(), embeddings.requires_grad))
@@ -38,13 +40,13 @@ class Witness:
             self.events.append(("loss", value[0].detach().item()))
             return value
 
-        def updated(job):
-            self.events.append(("update", None if job.memory is None else len(job.memory)))
-            update(job)
+        def updated(run):
+            self.events.append(("update", None if run.memory is None else len(run.memory)))
+            update(run)
 
         monkeypatch.setattr(CrossBatchMemory, "enqueue", enqueued)
         monkeypatch.setattr(ContrastiveLoss, "forward", compared)
-        monkeypatch.setattr(jobs.Job, "update", updated)
+        monkeypatch.setattr(loop, "update_weights", updated)
 
     def steps(self) -> list[list[tuple]]:
         """The events of each iteration."""
@@ -56,8 +58,9 @@ class Witness:
         return found[:-1]
 
 
-def test_the_loop_fits_on_three_screens():
-    assert len(inspect.getsource(loop).splitlines()) <= 150
+def test_the_loop_is_short_enough_to_read_at_once():
+    assert len(inspect.getsource(loop).splitlines()) <= 220
+    assert len(inspect.getsource(loop.run_loop).splitlines()) <= 50 and len(inspect.getsource(loop.learn).splitlines()) <= 40
 
 
 def test_warm_up_compares_in_the_batch_only_and_leaves_the_memory_empty(photos, tmp_path, monkeypatch):
@@ -140,11 +143,11 @@ def test_gradients_are_accumulated_as_their_mean(photos, tmp_path, monkeypatch):
     """Two batches a step without augmentation or batch statistics: the step that both together would make."""
     steps = []
 
-    def remember(job):
-        steps.append(job.model.head.weight.grad.clone())
-        job.optimizer.zero_grad()
+    def remember(run):
+        steps.append(run.model.head.weight.grad.clone())
+        run.optimizer.zero_grad()
 
-    monkeypatch.setattr(jobs.Job, "update", remember)
+    monkeypatch.setattr(loop, "update_weights", remember)
     plain = {"memory__ratio": 0.0, "model__freeze_batch_norm": True, "data__augmentation": "none"}
     train(tiny_config(photos, **plain, optim__iterations=4), tmp_path / "one", quiet=True)
     train(tiny_config(photos, **plain, optim__iterations=2, batch__accumulate=2), tmp_path / "two", quiet=True)
@@ -182,25 +185,15 @@ def test_choosing_scores_held_out_classes_when_due_and_keeps_the_best(photos, tm
     rows = read_metrics(tmp_path / "run" / "metrics.csv")
     scored = {row["step"]: row["recall@1"] for row in rows if not math.isnan(row["recall@1"])}
     assert list(scored) == [2, 5, 8, 11, 14]  # also where no line of metrics was due
-    assert [row["step"] for row in rows if not math.isnan(row["map@r"])] == list(scored)
-    assert all(0 <= row["map@r"] <= row["recall@1"] for row in rows if row["step"] in scored)
     best = read_checkpoint(tmp_path / "run" / "checkpoints" / "best.pt")
     top = max(scored.values())
     assert best["best"] == top and best["step"] - 1 == next(step for step, recall in scored.items() if recall == top)
     assert read_checkpoint(tmp_path / "run" / "checkpoints" / "last.pt")["step"] == 17
 
 
-def test_held_out_images_are_loaded_once_however_often_they_are_scored(photos, tmp_path, monkeypatch):
-    sets = []
-    feed_of = task.feed_of
-    monkeypatch.setattr(task, "feed_of", lambda images, *more: sets.append(len(images)) or feed_of(images, *more))
-    train(tiny_config(photos, data__holdout=0.4, log__evaluate_every=3, batch__size=6), tmp_path / "run", quiet=True)
-    assert len(sets) == 2  # to train on, and to score
-
-
 def test_of_equal_scores_the_first_is_the_best(photos, tmp_path, monkeypatch):
     scores = iter((0.3, 0.5, 0.5, 0.4, 0.1))
-    monkeypatch.setattr(loop, "score", lambda job: ({"held-out": {"recall@1": next(scores), "map@r": 0.1}}, {}))
+    monkeypatch.setattr(loop, "score", lambda run: ({"held-out": {"recall@1": next(scores)}}, {}))
     train(tiny_config(photos, data__holdout=0.4, log__evaluate_every=3, batch__size=6), tmp_path / "run", quiet=True)
     best = read_checkpoint(tmp_path / "run" / "checkpoints" / "best.pt")
     assert (best["step"], best["best"]) == (6, 0.5)
@@ -213,8 +206,8 @@ def test_a_run_that_does_not_choose_keeps_no_best(photos, tmp_path):
 
 def test_checkpoints_are_written_when_due_and_at_the_end(photos, tmp_path, monkeypatch):
     steps = []
-    save = jobs.Job.save
-    monkeypatch.setattr(jobs.Job, "save", lambda job, step, path=None: steps.append(step) or save(job, step, path))
+    save = RunState.save
+    monkeypatch.setattr(RunState, "save", lambda run, step, path: steps.append(step) or save(run, step, path))
     train(tiny_config(photos), tmp_path / "run", quiet=True)
     assert steps == [7, 14, 17]
 
@@ -234,7 +227,7 @@ def test_a_collapse_is_said_once_and_kept_with_the_run(photos, tmp_path, capsys,
 
 
 def test_a_run_says_why_a_summed_memory_hurts(photos, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("xbm_app.train.watch.OUTWEIGHED", 0.01)
+    monkeypatch.setattr("xbm_app.train.metrics.OUTWEIGHED", 0.01)
     said = [train(tiny_config(photos, loss__reduction=how), tmp_path / how)["notes"] for how in ("sum", "balanced")]
     assert [sum("outweigh its positives" in note for _, note in notes) for notes in said] == [1, 0]
     assert capsys.readouterr().err.count("try memory.reduction=balanced") == 1
@@ -243,7 +236,7 @@ def test_a_run_says_why_a_summed_memory_hurts(photos, tmp_path, capsys, monkeypa
 def test_a_folder_in_use_is_not_written_to(photos, tmp_path):
     train(tiny_config(photos, optim__iterations=2), tmp_path / "run", quiet=True)
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
-    with pytest.raises(InputError, match=r"already holds a run: go on with --resume .*run, or give another --out"):
+    with pytest.raises(InputError, match=r"already holds a run: continue it with --resume .*run, or use another --out"):
         train(tiny_config(photos), tmp_path / "run", quiet=True)
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")} == before
 
@@ -251,7 +244,7 @@ def test_a_folder_in_use_is_not_written_to(photos, tmp_path):
 def test_a_run_that_is_being_trained_is_not_resumed_by_another(photos, tmp_path):
     config = tiny_config(photos, optim__iterations=2)
     train(config, tmp_path / "run", quiet=True)
-    with held(tmp_path / "run"), pytest.raises(InputError, match="is being trained by another process"):
+    with locked(tmp_path / "run"), pytest.raises(InputError, match="is being trained by another process"):
         train(config, tmp_path / "run", resume=True, quiet=True)
     train(config, tmp_path / "run", resume=True, quiet=True)
 
@@ -295,13 +288,41 @@ def test_the_memory_has_a_reduction_of_its_own(photos, tmp_path):
 
 def test_images_whose_labels_are_in_doubt_do_not_move_the_model_but_are_written_anew(photos, tmp_path):
     config = tiny_config(photos, memory__update="moving_average", memory__doubt="skip", optim__weight_decay=0.0)
-    job = jobs.Job(config, begin_run(config, tmp_path), tmp_path)
-    first, second = list(job.iterations(0))[:2]
-    for iteration, moves in ((first, True), (second, False)):
-        (_, _, ids), *_ = iteration.anchors
-        job.memory.stamps[ids] = ASIDE if not moves else job.memory.stamps[ids]
-        job.optimizer.state.clear()  # Adam would go on without a gradient
-        before = [p.detach().clone() for p in job.model.parameters()]
-        loop.learn(job, iteration, True)
-        assert any(not torch.equal(p, old) for p, old in zip(job.model.parameters(), before)) == moves
-        assert (job.memory.stamps[ids] > 0).all()
+    run = RunState(config, begin_run(config, tmp_path), tmp_path)
+    for (step, *batch), moves in zip(run.data.batches(0), (True, False)):
+        *_, ids = batch
+        run.memory.stamps[ids] = IGNORED if not moves else run.memory.stamps[ids]
+        run.optimizer.state.clear()  # Adam would go on without a gradient
+        before = [p.detach().clone() for p in run.model.parameters()]
+        loop.learn(run, step, [batch], True)
+        assert any(not torch.equal(p, old) for p, old in zip(run.model.parameters(), before)) == moves
+        assert (run.memory.stamps[ids] > 0).all()
+
+
+def shared() -> dict[str, torch.Tensor]:
+    ranks = Ranks()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    model[2].bias.requires_grad_(False)
+    x = torch.randn(6, 3)[3 * ranks.rank : 3 * ranks.rank + 3]
+    model(x).square().sum().backward()
+    alone = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    loop.average_gradients(model, ranks)
+    found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return {"alone": alone, "shared": found}
+
+
+def test_gradients_are_means_over_the_ranks():
+    one, other = on_ranks(2, shared)
+    assert one["shared"].keys() == one["alone"].keys() and "2.bias" not in one["shared"]
+    for name, value in one["shared"].items():
+        assert torch.equal(value, other["shared"][name]), name
+        torch.testing.assert_close(value, (one["alone"][name] + other["alone"][name]) / 2)
+
+
+def test_one_process_keeps_its_own():
+    model = nn.Linear(2, 2)
+    model(torch.ones(1, 2)).sum().backward()
+    before = model.weight.grad
+    loop.average_gradients(model, Ranks())
+    assert model.weight.grad is before

@@ -8,9 +8,9 @@ import torch
 from tests.tiny import differences, tiny_config
 from tests.xbm_app.train.interrupted import Killed, ended, ended_in_checkpoint
 from xbm.errors import InputError
-from xbm_app.train import task
-from xbm_app.train.checkpoint import read_checkpoint
-from xbm_app.train.label_errors import ASIDE
+from xbm_app.files import read_checkpoint
+from xbm_app.train import state
+from xbm_app.train.label_errors import IGNORED
 from xbm_app.train.loop import train
 from xbm_app.train.metrics import read_metrics
 
@@ -49,7 +49,7 @@ def stop_and_go(config, folder, kills: int, seed: int) -> int:
 @pytest.fixture
 def doubting(monkeypatch):
     """Labels are looked at early and whatever the embeddings tell: there are rows set aside within a short run."""
-    monkeypatch.setattr("xbm_app.train.job.LOOK", 3)
+    monkeypatch.setattr("xbm_app.train.state.CHECK_STEPS", 3)
     monkeypatch.setattr("xbm_app.train.label_errors.MOST", 1.0)
 
 
@@ -66,7 +66,7 @@ def test_the_doubt_of_these_tests_sets_rows_aside(photos, tmp_path, doubting):
     config = tiny_config(photos, **CASES["doubt"])
     train(config, tmp_path / "run", quiet=True)
     stamps = read_checkpoint(tmp_path / "run" / "checkpoints" / "last.pt")["memory"]["stamps"]
-    assert 0 < (stamps == ASIDE).sum() < len(stamps)
+    assert 0 < (stamps == IGNORED).sum() < len(stamps)
 
 
 def test_the_plateau_of_these_tests_is_met_within_the_run(photos, tmp_path):
@@ -108,14 +108,14 @@ def test_resuming_a_finished_run_changes_nothing(photos, tmp_path):
 
 
 def test_random_numbers_drawn_by_the_model_go_on_where_they_stopped(photos, tmp_path, monkeypatch):
-    plain = task.model_of
+    plain = state.model_of
 
     def with_dropout(config):
         model = plain(config)
         model.trunk = torch.nn.Sequential(model.trunk, torch.nn.Dropout(0.4))
         return model
 
-    monkeypatch.setattr(task, "model_of", with_dropout)
+    monkeypatch.setattr(state, "model_of", with_dropout)
     config = tiny_config(photos)
     train(config, tmp_path / "whole", quiet=True)
     with pytest.raises(Killed), ended_in_checkpoint(2, die):

@@ -1,6 +1,7 @@
 """Whole runs under torchrun: the same figures, one log, a killed rank, and going on with another number of ranks."""
 
 import csv
+import itertools
 import json
 import os
 import shutil
@@ -17,9 +18,9 @@ from tests.tiny import set_options, tiny_config
 from tests.worlds import on_ranks
 from xbm.distributed.ranks import the_ranks
 from xbm_app.train.dataset import begin_run
-from xbm_app.train.job import Job
-from xbm_app.train.label_errors import ASIDE
+from xbm_app.train.label_errors import IGNORED, ignore_label_errors
 from xbm_app.train.loop import learn, train
+from xbm_app.train.state import RunState
 
 # Without batch norm's own statistics a rank more or less is only another order of summation.
 SAME = {"model__freeze_batch_norm": True, "optim__iterations": 12, "optim__decay_at": (9,), "loss__reduction": "mean"}
@@ -77,19 +78,20 @@ def test_three_ranks_train_the_model_of_one(photos, tmp_path):
 def doubting(photos: Path, folder: Path) -> list[int]:
     """The stamps of this rank's memory after a few steps of which each looks at the labels."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("xbm_app.train.job.LOOK", 1)
+        patch.setattr("xbm_app.train.state.CHECK_STEPS", 1)
         patch.setattr("xbm_app.train.label_errors.MOST", 1.0)
         config = tiny_config(photos, memory__update="moving_average", memory__doubt="skip", data__noise=0.3, **SAME)
-        job = Job(config, begin_run(config, folder, the_ranks()), folder)
-        for iteration in list(job.iterations(0))[:5]:
-            learn(job, iteration, True)
-            job.doubt_labels(iteration.step + 1)
-    return job.memory.stamps.tolist()
+        run = RunState(config, begin_run(config, folder, the_ranks()), folder)
+        assert run.label_check_every == 1
+        for step, *batch in itertools.islice(run.data.batches(0), 5):
+            learn(run, step, [batch], True)
+            ignore_label_errors(run.memory, run.dataset.train.num_classes)
+    return run.memory.stamps.tolist()
 
 
 def test_ranks_doubt_the_same_labels(photos, tmp_path):
     one, two = on_ranks(2, doubting, photos, tmp_path / "two")
-    assert one == two and 0 < one.count(ASIDE) < len(one)
+    assert one == two and 0 < one.count(IGNORED) < len(one)
 
 
 @pytest.mark.slow

@@ -12,11 +12,11 @@ from xbm.errors import InputError
 from xbm.losses import LOSSES
 from xbm_app.data.benchmarks import BENCHMARKS, read_benchmark
 from xbm_app.models.trunks import TRUNKS
-from xbm_app.train import task
+from xbm_app.train import state as task
 from xbm_app.train.config import Config, check, flat, override
+from xbm_app.train.load import evaluate_run
 from xbm_app.train.loop import train
 from xbm_app.train.presets import DATASETS, MANY, RECIPES, preset, recipe_of
-from xbm_app.train.scoring import evaluate_run
 
 # The paper's Table 7, typed from it: learning rate, where it falls to a tenth, iterations, R_M, α, m.
 TABLE_7 = {
@@ -145,7 +145,7 @@ def test_the_recipes_meet_the_same_anchor_rule():
         ({"name": "cars", "loss": "tripelt"}, "unknown loss 'tripelt': did you mean 'triplet'"),
         ({"name": "cars", "trunk": "googlenett"}, "unknown trunk 'googlenett': did you mean 'googlenet'"),
         ({"name": "cars", "recipe": "offical"}, "unknown recipe 'offical': did you mean 'official'"),
-        ({"name": "glyphs", "recipe": "official"}, "recipe is for photographs"),
+        ({"name": "glyphs", "recipe": "official"}, "recipe official is for photographs"),
     ],
 )
 def test_unknown_names_are_told_the_nearest(given, message):

@@ -10,9 +10,9 @@ import torch
 
 from tests.tiny import differences, draw_photos, set_options, tiny_config, xbm
 from xbm.errors import DivergedError, InputError
-from xbm_app.train import checkpoint
+from xbm_app.files import read_checkpoint, write_checkpoint
+from xbm_app.train import loop
 from xbm_app.train import metrics as metrics_module
-from xbm_app.train.checkpoint import read_checkpoint
 from xbm_app.train.loop import train
 
 
@@ -51,9 +51,11 @@ def test_a_full_disk_is_one_sentence_and_the_run_goes_on_once_there_is_room(phot
             from xbm_app.train import finish
 
             patch.setattr(finish, "write_json", full)
-        with pytest.raises(InputError, match=r"could not write .* \(No space left on device\); the checkpoint") as error:
+        with pytest.raises(
+            InputError, match=r"could not write .* \(No space left on device\); the previous checkpoint"
+        ) as error:
             train(config, tmp_path / "run", quiet=True)
-    assert "\n" not in str(error.value) and "the checkpoint before it is unharmed" in str(error.value)
+    assert "\n" not in str(error.value) and "the previous checkpoint is intact" in str(error.value)
     assert last(tmp_path / "run")["step"] == {"checkpoint": 7, "metrics": 7, "tensorboard": 14, "result": 17}[where]
     train(config, tmp_path / "run", resume=True, quiet=True)
     assert differences(tmp_path / "whole", tmp_path / "run") == []
@@ -74,7 +76,7 @@ def test_a_disk_that_is_really_full_ends_in_exit_code_2(photos, tmp_path):
         save(tiny_config(photos), disk / "run" / "config.yaml")  # a longer run
         code, _, said = xbm("train", "--resume", disk / "run", "--quiet")
         assert code == 2 and said.startswith("error: could not write ") and said.count("\n") == 1
-        assert "No space left on device" in said and "the checkpoint before it is unharmed" in said
+        assert "No space left on device" in said and "the previous checkpoint is intact" in said
         assert last(disk / "run")["step"] == 7
         (disk / "filler").unlink()
         assert xbm("train", "--resume", disk / "run", "--quiet").code == 0
@@ -91,7 +93,7 @@ def test_an_unreadable_checkpoint_ends_in_exit_code_2(photos, tmp_path, how):
     path.write_bytes(path.read_bytes()[:999] if how == "cut short" else b"garbage" * 99)
     for words in (("train", "--resume", run), ("evaluate", run), ("embed", run, photos)):
         code, _, said = xbm(*words)
-        assert code == 2 and said.startswith(f"error: {path} cannot be read as a checkpoint") and said.count("\n") == 1
+        assert code == 2 and said.startswith(f"error: {path} is not a readable checkpoint") and said.count("\n") == 1
 
 
 def test_a_checkpoint_with_code_in_it_does_not_run_it(photos, tmp_path):
@@ -104,21 +106,21 @@ def test_a_checkpoint_with_code_in_it_does_not_run_it(photos, tmp_path):
     state = torch.load(run / "checkpoints" / "last.pt", weights_only=True)
     torch.save({**state, "model": Mischief()}, run / "checkpoints" / "last.pt")
     code, _, said = xbm("evaluate", run)
-    assert code == 2 and "with code in it" in said and not (tmp_path / "made").exists()
+    assert code == 2 and "containing code" in said and not (tmp_path / "made").exists()
 
 
 def test_an_image_that_vanishes_mid_run_is_named_and_the_run_goes_on_once_it_is_back(tmp_path, monkeypatch):
     photos = draw_photos(tmp_path / "photos")
     config = tiny_config(photos)
     train(config, tmp_path / "whole", quiet=True)
-    write, hidden = checkpoint.write_checkpoint, photos.with_name("hidden")
+    write, hidden = write_checkpoint, photos.with_name("hidden")
 
     def then_hide(path, state):
         write(path, state)
         photos.rename(hidden)
 
     with monkeypatch.context() as patch:
-        patch.setattr("xbm_app.train.job.write_checkpoint", then_hide)
+        patch.setattr("xbm_app.train.state.write_checkpoint", then_hide)
         with pytest.raises(InputError, match=r"photos/class_\d\d/\d.png is missing: restore it"):
             train(config, tmp_path / "run", quiet=True)
     assert last(tmp_path / "run")["step"] == 7
@@ -134,21 +136,16 @@ SENTENCE = r"iteration \d+: the loss is not finite; {kept}: try a lower optim.lr
 
 def test_a_rate_that_is_too_high_is_told_and_the_last_good_checkpoint_kept(photos, tmp_path, monkeypatch):
     """The rate jumps after the first checkpoint; weights of 1e30 are finite still, what they embed is not."""
-    from xbm_app.train.job import Job
+    from xbm_app.train.state import RunState
 
-    plain = Job.set_learning_rate
+    def jump(run, step):
+        for group in run.optimizer.param_groups:
+            group["lr"] = 1e30 if step >= 9 else 1e-3
 
-    def jump(job, step):
-        rate = plain(job, step)
-        if step >= 9:
-            for group in job.optimizer.param_groups:
-                group["lr"] = 1e30
-        return rate
-
-    monkeypatch.setattr(Job, "set_learning_rate", jump)
+    monkeypatch.setattr(RunState, "set_learning_rate", jump)
     run = tmp_path / "run"
     with pytest.raises(DivergedError, match=SENTENCE.format(kept=f"the last good checkpoint is {run}/checkpoints/last.pt")):
-        train(tiny_config(photos), run, quiet=True)
+        train(tiny_config(photos, optim__decay_at=(9,)), run, quiet=True)
     state = last(run)
     assert state["step"] == 7 and all(bool(value.isfinite().all()) for value in state["model"].values())
 
@@ -195,18 +192,16 @@ def test_no_part_of_an_accumulated_step_may_be_bad(photos, tmp_path, monkeypatch
 
 def test_a_gradient_that_is_not_finite_does_not_reach_the_checkpoint(photos, tmp_path, monkeypatch):
     """The loss of the iteration is fine; the weights that it leaves behind are not."""
-    from xbm_app.train.job import Job
+    plain, done = loop.update_weights, 0
 
-    plain, done = Job.update, 0
-
-    def spoil(job):
+    def spoil(run):
         nonlocal done
         done += 1
         if done == 14:  # the last iteration before the second checkpoint
-            job.model.head.weight.grad.fill_(float("nan"))
-        plain(job)
+            run.model.head.weight.grad.fill_(float("nan"))
+        plain(run)
 
-    monkeypatch.setattr(Job, "update", spoil)
+    monkeypatch.setattr(loop, "update_weights", spoil)
     with pytest.raises(DivergedError, match="iteration 13: the loss is not finite; the last good checkpoint is"):
         train(tiny_config(photos), tmp_path / "run", quiet=True)
     assert last(tmp_path / "run")["step"] == 7

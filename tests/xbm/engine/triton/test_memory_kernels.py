@@ -9,7 +9,7 @@ from xbm.engine import triton as kernels
 from xbm.engine.triton import memory_kernels, newest_copies
 from xbm.engine.triton.plan import TABLE_SIZE
 from xbm.memory import newest_copies as plain_newest_copies
-from xbm_app.train.label_errors import ASIDE
+from xbm_app.train.label_errors import IGNORED as ASIDE
 
 BUFFERS = ("rows", "row_labels", "row_ids", "stamps", "pointer", "count", "clock", "latest", "unsound")
 

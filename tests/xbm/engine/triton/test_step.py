@@ -8,7 +8,7 @@ from xbm import ContrastiveLoss, CrossBatchMemory, InputError, MultiSimilarityLo
 from xbm.engine import streaming
 from xbm.engine.triton import plan
 from xbm.engine.triton.primitives import CONTRASTIVE, CONTRASTIVE_ONE_PASS
-from xbm_app.train.label_errors import ASIDE
+from xbm_app.train.label_errors import IGNORED as ASIDE
 
 
 @pytest.mark.parametrize("exclude", ["instance", "copy"])

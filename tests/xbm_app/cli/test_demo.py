@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from tests.tiny import xbm
 from xbm.errors import InputError
-from xbm_app import demo
-from xbm_app.demo import ARMS, MARK, Arm, config_of, next_steps, run_demo, summary
-from xbm_app.report.statistics import mean_and_error
+from xbm_app.cli import demo
+from xbm_app.cli.demo import ARMS, MARK, Arm, config_of, mean_and_error, next_steps, run_demo, summary
 from xbm_app.train.config import flat
 
 
@@ -86,9 +86,9 @@ def test_only_an_earlier_demo_is_replaced(tmp_path):
     demo._clear(other)  # empty: nothing to lose
     (other / MARK).unlink()
     (other / "letter.txt").write_text("dear")
-    with pytest.raises(InputError, match="is not the folder of an earlier demo"):
+    with pytest.raises(InputError, match="not the folder of an earlier demo"):
         demo._clear(other)
-    with pytest.raises(InputError, match="is not the folder of an earlier demo"):
+    with pytest.raises(InputError, match="not the folder of an earlier demo"):
         demo._clear(other / "letter.txt")
     assert (other / "letter.txt").read_text() == "dear"
 
@@ -106,7 +106,7 @@ def test_the_work_is_shared_out_by_seed(tmp_path, monkeypatch):
     monkeypatch.setattr(demo, "ARMS", (Arm("a", "ms", False), Arm("b", "ms", True, seeds=1)))
     monkeypatch.setattr("xbm_app.data.glyphs.read_glyphs", lambda size: replace_glyphs())
     said = []
-    found = run_demo(tmp_path / "out", seeds=2, iterations=7, tell=said.append)
+    found = run_demo(tmp_path / "out", seeds=2, iterations=7, say=said.append)
     assert asked == [("a", 0), ("b", 0), ("a", 1)]
     assert [(run["name"], run["seed"]) for run in found] == [("a", 0), ("a", 1), ("b", 0)]
     assert said[-1].startswith("3/3 · a, seed 0: R@1 50.0")
@@ -125,7 +125,7 @@ def replace_glyphs():
 def test_a_demo_from_beginning_to_end(tmp_path, monkeypatch):
     monkeypatch.setenv("XBM_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(demo, "ARMS", tuple(replace(arm, seeds=1) for arm in ARMS[:2]))
-    found = run_demo(tmp_path / "out", seeds=2, iterations=12, tell=lambda text: None)
+    found = run_demo(tmp_path / "out", seeds=2, iterations=12, say=lambda text: None)
     assert [(run["name"], run["loss"], run["memory"], run["seed"]) for run in found] == [
         ("contrastive", "contrastive", False, 0),
         ("contrastive + memory", "contrastive", True, 0),
@@ -153,3 +153,56 @@ def test_the_next_steps_search_with_the_best_run_and_compare_it_with_its_baselin
         ("serve", "MS + memory1", "MS1"),
     ]
     assert len(next_steps(made[:1], tmp_path)) == 3
+
+
+SCORES = [
+    ("contrastive", False, 0, 0.5),
+    ("contrastive", False, 1, 0.52),
+    ("contrastive + memory", True, 0, 0.56),
+    ("contrastive + memory", True, 1, 0.60),
+    ("MS", False, 0, 0.4),
+]
+RUNS = [
+    {"name": name, "loss": "contrastive", "memory": memory, "seed": seed, "recall@1": recall, "seconds": 1.0, "folder": f"f{k}"}
+    for k, (name, memory, seed, recall) in enumerate(SCORES)
+]
+
+
+def test_the_table_the_figures_and_the_page(tmp_path, monkeypatch):
+    asked = {}
+
+    def run_demo(out, seeds, iterations, say):
+        asked.update(out=out, seeds=seeds, iterations=iterations)
+        say("as if it had trained")
+        return RUNS
+
+    def report_runs(folders, out, groups):
+        asked.update(folders=[folder.name for folder in folders], groups=groups)
+        return out
+
+    monkeypatch.setattr(demo, "run_demo", run_demo)
+    monkeypatch.setattr("xbm_app.report.run_folders.report_runs", report_runs)
+    code, out, err = xbm("demo", "--out", tmp_path / "d", "--seeds", 2, "--json", tmp_path / "new" / "figures.json")
+    assert code == 0, err
+    assert asked == {
+        "out": tmp_path / "d", "seeds": 2, "iterations": demo.ITERATIONS, "folders": ["f0", "f1", "f2", "f3", "f4"],
+        "groups": [run["name"] for run in RUNS],
+    }  # fmt: skip
+    row = next(line for line in out.splitlines() if "contrastive + memory" in line)
+    assert "58.0" in row and "+7.0 ± 1.0" in row and " 2 " in row
+    assert "nan" not in out  # a single seed has no standard error
+    figures = json.loads((tmp_path / "new" / "figures.json").read_text())
+    assert figures["runs"] == RUNS and figures["seconds"] >= 0
+    assert out.splitlines()[-1] == str(tmp_path / "d" / "report.html")
+    assert f"  xbm index f3 {tmp_path / 'd' / 'glyphs'}\n" in out and "  xbm serve f3\n" in out
+
+
+def test_a_folder_of_something_else_is_not_deleted(tmp_path):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    code, _, err = xbm("demo", "--out", tmp_path)
+    assert code == 2 and "not the folder of an earlier demo" in err and (tmp_path / "thesis.tex").exists()
+
+
+def test_numbers_that_show_nothing_are_refused(tmp_path):
+    assert xbm("demo", "--out", tmp_path / "d", "--seeds", 0).code == 2
+    assert not (tmp_path / "d").exists()

@@ -9,8 +9,65 @@ import pytest
 import torch
 
 from xbm.errors import InputError
-from xbm_app.train import checkpoint
-from xbm_app.train.checkpoint import FORMAT, read_checkpoint, write_checkpoint
+from xbm_app import files
+from xbm_app.files import FORMAT, explain_disk_errors, read_checkpoint, replacing, write_checkpoint
+
+
+def test_the_new_file_appears_whole(tmp_path):
+    target = tmp_path / "figures.json"
+    target.write_text("old")
+    with replacing(target) as beside:
+        beside.write_text("new")
+        assert target.read_text() == "old" and beside.parent == tmp_path and beside.suffix == ".json"
+    assert target.read_text() == "new" and os.listdir(tmp_path) == ["figures.json"]
+
+
+@pytest.mark.parametrize("step", ["write", "fsync", "replace"])
+def test_the_old_file_stays_when_anything_fails(tmp_path, monkeypatch, step):
+    target = tmp_path / "figures.json"
+    target.write_text("old")
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    if step != "write":
+        monkeypatch.setattr(os, step, full)
+
+    def replace() -> None:
+        with replacing(target) as beside:
+            beside.write_text("new")
+            if step == "write":
+                full()
+
+    with pytest.raises(OSError):
+        replace()
+    assert target.read_text() == "old" and os.listdir(tmp_path) == ["figures.json"]
+
+
+def test_it_is_on_the_disk_before_it_takes_the_name(tmp_path, monkeypatch):
+    done, fsync, rename = [], os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda descriptor: done.append("sync") or fsync(descriptor))
+    monkeypatch.setattr(os, "replace", lambda *paths: done.append("rename") or rename(*paths))
+    with replacing(tmp_path / "a.txt") as beside:
+        beside.write_text("new")
+    assert done == ["sync", "rename", "sync"]  # the file, then the folder that names it
+
+
+def test_what_the_disk_says_becomes_one_sentence(tmp_path):
+    with (
+        pytest.raises(InputError, match=r"not write /x/y \(No space left on device\); no checkpoint") as error,
+        explain_disk_errors(tmp_path),
+    ):
+        raise OSError(errno.ENOSPC, "No space left on device", "/x/y")
+    assert "\n" not in str(error.value)
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "last.pt").touch()
+    with (
+        pytest.raises(InputError, match=rf"could not write {tmp_path} .*previous checkpoint is intact"),
+        explain_disk_errors(tmp_path),
+    ):
+        raise OSError(errno.EROFS, "Read-only file system")
+
 
 STATE = {"step": 7, "rows": torch.arange(15.0).reshape(5, 3), "best": -1.0, "names": ["a", "b"], "memory": None}
 
@@ -67,14 +124,14 @@ def test_a_full_disk_is_one_sentence_and_the_old_one_survives(tmp_path, monkeypa
             self.file.close()
 
     if where == "open":
-        monkeypatch.setattr(checkpoint, "open", full, raising=False)
+        monkeypatch.setattr(files, "open", full, raising=False)
     elif where == "write":
-        monkeypatch.setattr(checkpoint, "open", lambda *given: Full(plain(*given)), raising=False)
+        monkeypatch.setattr(files, "open", lambda *given: Full(plain(*given)), raising=False)
     else:
         monkeypatch.setattr(os, where, full)
-    kept = "the checkpoint before it is unharmed" if earlier else "no checkpoint had been written yet"
+    kept = "the previous checkpoint is intact" if earlier else "no checkpoint has been written yet"
     with pytest.raises(
-        InputError, match=rf"could not write {path} \(No space left on device\); {kept}: free some space"
+        InputError, match=rf"could not write {path} \(No space left on device\); {kept}: free some disk space"
     ) as error:
         write_checkpoint(path, {**STATE, "step": 14})
     assert "\n" not in str(error.value)
@@ -101,9 +158,7 @@ def little_disk(tmp_path):
 def test_a_disk_that_is_really_full(little_disk):
     path = little_disk / "last.pt"
     write_checkpoint(path, STATE)
-    with pytest.raises(
-        InputError, match=r"could not write .* \(No space left on device\); the checkpoint before it is unharmed"
-    ):
+    with pytest.raises(InputError, match=r"could not write .* \(No space left on device\); the previous checkpoint is intact"):
         write_checkpoint(path, {"step": 8, "rows": torch.zeros(100_000)})
     assert read_checkpoint(path)["step"] == 7 and os.listdir(little_disk) == ["last.pt"]
 
@@ -140,7 +195,7 @@ def unreadable(path, how):
 def test_an_unreadable_one_is_one_sentence_and_its_code_does_not_run(tmp_path, how):
     path = tmp_path / "last.pt"
     unreadable(path, how)
-    with pytest.raises(InputError, match=f"{path} cannot be read as a checkpoint .*: restore it from a copy") as error:
+    with pytest.raises(InputError, match=f"{path} is not a readable checkpoint .*: restore it from a backup") as error:
         read_checkpoint(path)
     assert "\n" not in str(error.value) and not (tmp_path / "made").exists()
 
@@ -161,7 +216,7 @@ def test_other_files_of_torch_and_newer_formats_are_told_apart(tmp_path):
     with pytest.raises(InputError, match="is not a checkpoint of xbm"):
         read_checkpoint(path)
     torch.save({"format": FORMAT + 1}, path)
-    with pytest.raises(InputError, match=f"has format {FORMAT + 1}, this version reads up to {FORMAT}: upgrade"):
+    with pytest.raises(InputError, match=f"has format {FORMAT + 1}, but this version reads formats up to {FORMAT}: upgrade"):
         read_checkpoint(path)
     with pytest.raises(InputError, match="does not exist"):
         read_checkpoint(tmp_path / "none.pt")
