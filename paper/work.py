@@ -65,11 +65,8 @@ def execute(task: Task, config: Config, runs: Path, records: Records, beside: in
         "device": device_name(pick_device(config.device)),
         "date": time.strftime("%Y-%m-%d"),
     })  # fmt: skip
-    # hundreds of megabytes a run, and the figures are kept
-    if may_go_on(task.config) and not values.get("failed"):
-        (folder / "checkpoints" / "best.pt").unlink(missing_ok=True)
-    else:
-        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    if not may_go_on(task.config) or values.get("failed"):
+        shutil.rmtree(folder / "checkpoints", ignore_errors=True)  # hundreds of megabytes a run, and the figures are kept
     return path
 
 

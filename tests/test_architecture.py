@@ -37,12 +37,12 @@ LAZY_FORWARDS = {"xbm/__init__.py", "xbm/__main__.py"}
 LAYERS = {
     "xbm": [{"errors"}, {"checks", "kernels"}, {"engine"}, {"memory"}, {"losses"}, {"distributed"}, {"retrieval"}],
     "xbm_app": [
-        {"extras", "progress"}, {"data", "models"}, {"train"}, {"report"}, {"demo"},
-        {"search", "export"}, {"serve"}, {"cli"}, {"main"},
+        {"extras", "files", "progress"}, {"data", "models"}, {"train"}, {"report"}, {"search", "export"}, {"serve"}, {"cli"},
+        {"main"},
     ],
 }  # fmt: skip
 MOST_LINES = 360
-MOST_MODULES = 218  # in src and paper together; grow by replacing
+MOST_MODULES = 150  # in src and paper together; grow by replacing
 
 
 def relative(path: Path) -> str:

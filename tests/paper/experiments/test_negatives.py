@@ -12,7 +12,7 @@ from paper.experiments.negatives import EDGES, NEGATIVES, QUERIES, measure_mined
 from paper.page import Claim, Figure, Pictures
 from xbm.losses import ContrastiveLoss, MultiSimilarityLoss
 from xbm.memory import CrossBatchMemory
-from xbm_app.train.finish import mine, write_examples
+from xbm_app.train.finish import mined_negatives, write_examples
 
 
 def test_valid_negatives_from_batch_and_memory(drawn):
@@ -104,7 +104,7 @@ def job(rows, labels, anchors, folder):
         memory=memory,
         device=torch.device("cpu"),
     )
-    write_examples(made, mine(made))
+    write_examples(made, mined_negatives(made))
     return made
 
 

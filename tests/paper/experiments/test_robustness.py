@@ -176,7 +176,7 @@ def test_steps_train_and_their_memory_is_on_from_the_first(photos, tmp_path):
 
 def test_looking_at_labels_is_part_of_what_a_step_takes(photos, tmp_path, monkeypatch):
     looks = []
-    monkeypatch.setattr("xbm_app.train.loop.ignore_label_errors", lambda memory, classes: looks.append(classes))
+    monkeypatch.setattr("paper.experiments.robustness.ignore_label_errors", lambda memory, classes: looks.append(classes))
     Steps(tiny_config(photos, memory__update="moving_average", memory__doubt="skip"), tmp_path).seconds(10)
     assert looks == [6]
 

@@ -51,12 +51,12 @@ def test_a_broken_query_is_told_and_the_others_are_answered(index, own_photos, t
         "search", index, tmp_path / "text.jpg", own_photos / "class_04" / "3.png", tmp_path / "no.png", "--json"
     )
     assert code == 2 and len(json.loads(out)) == 1
-    assert err.count("\n") == 2 and "text.jpg cannot be read as an image" in err and "no.png is missing" in err
+    assert err.count("\n") == 2 and "text.jpg cannot be read as an image" in err and "no.png does not exist" in err
 
 
 def test_what_is_no_index_says_so(searchable, own_photos):
     code, _, err = xbm("search", searchable, own_photos / "class_04" / "3.png")
-    assert code == 2 and "is no index: make one with `xbm index" in err and err.count("\n") == 1
+    assert code == 2 and "is not an index: make one with `xbm index" in err and err.count("\n") == 1
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def test_a_missing_package_is_named(searchable, photos, monkeypatch):
 
 def test_bad_input_is_one_sentence(tmp_path, monkeypatch):
     code, _, err = xbm("serve", tmp_path, "--port", 0)
-    assert code == 2 and "is no index: make one with `xbm index" in err and err.count("\n") == 1
+    assert code == 2 and "is not an index: make one with `xbm index" in err and err.count("\n") == 1
     monkeypatch.setattr("xbm_app.extras.find_spec", lambda name: None)
     code, _, err = xbm("serve", tmp_path)
     assert code == 2 and "faiss, fastapi, uvicorn, python_multipart: pip install 'xbm[search]'" in err

@@ -138,7 +138,7 @@ def test_a_folder_in_use_is_left_alone(own_photos, finished):
         (["glyphs", "--set", "memory.ratio"], "--set takes key=value"),
         (["glyphs", "--set", "log.every=0"], "log.every must be at least 1, got 0"),
         (["glyphs", "--set", "batch.size=33"], "batch.size=33 must be a multiple of batch.per_class=4"),
-        (["--data", "/no/such/folder"], "/no/such/folder is no folder"),
+        (["--data", "/no/such/folder"], "/no/such/folder is not a folder"),
         (["--config", "/no/such.yaml"], "/no/such.yaml does not exist"),
         (["cars", "--config", "x.yaml"], "--config contains all settings"),
     ],

@@ -149,6 +149,20 @@ def test_held_out_classes_are_the_same_for_every_seed_and_order(photos, tmp_path
     assert set(hold_out(made(10), 0.3).train.class_names) == set(hold_out(other, 0.3).train.class_names)
 
 
+def test_folds_hold_out_different_classes():
+    folds = [hold_out(made(10), 0.3, fold) for fold in range(3)]
+    scored = [set(each.protocols[0].query.class_names) for each in folds]
+    assert [len(each) for each in scored] == [3, 3, 3] and len(set().union(*scored)) == 9
+    assert all(not set(each.train.class_names) & names and len(each.train) == 14 for each, names in zip(folds, scored))
+    first = hold_out(made(10), 0.3)
+    assert (first.train.class_names, first.train.labels.tolist()) == (
+        folds[0].train.class_names,
+        folds[0].train.labels.tolist(),
+    )
+    with pytest.raises(InputError, match=r"data\.fold must be less than 3"):
+        hold_out(made(10), 0.3, 3)
+
+
 @pytest.mark.parametrize("share", [0.1, 0.95, 1.0, 2.0])
 def test_a_share_that_leaves_too_few_classes_is_refused(share):
     with pytest.raises(InputError, match=f"data.holdout={share} of 10 classes leaves fewer than 2"):
@@ -192,7 +206,7 @@ def test_a_store_serves_a_part_of_what_it_holds(own, tmp_path):
         (Data(name="car"), "did you mean 'cars'"),
         (Data(name="cars"), r"pass --root DIR \(data.root\)"),
         (Data(name="own"), r"pass --data DIR \(data.root\)"),
-        (Data(name="own", root="/no/such/folder"), "/no/such/folder is no folder"),
+        (Data(name="own", root="/no/such/folder"), "/no/such/folder is not a folder"),
         (Data(name="own", root="/no/such/list.csv"), "/no/such/list.csv is missing"),
     ],
 )

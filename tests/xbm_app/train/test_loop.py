@@ -14,7 +14,7 @@ from xbm.errors import InputError
 from xbm.losses import ContrastiveLoss
 from xbm.memory import CrossBatchMemory
 from xbm_app.files import locked, read_checkpoint
-from xbm_app.train import loop
+from xbm_app.train import finish, loop
 from xbm_app.train.dataset import begin_run
 from xbm_app.train.label_errors import IGNORED
 from xbm_app.train.loop import train
@@ -185,15 +185,25 @@ def test_choosing_scores_held_out_classes_when_due_and_keeps_the_best(photos, tm
     rows = read_metrics(tmp_path / "run" / "metrics.csv")
     scored = {row["step"]: row["recall@1"] for row in rows if not math.isnan(row["recall@1"])}
     assert list(scored) == [2, 5, 8, 11, 14]  # also where no line of metrics was due
+    assert [row["step"] for row in rows if not math.isnan(row["map@r"])] == list(scored)
+    assert all(0 <= row["map@r"] <= row["recall@1"] for row in rows if row["step"] in scored)
     best = read_checkpoint(tmp_path / "run" / "checkpoints" / "best.pt")
     top = max(scored.values())
     assert best["best"] == top and best["step"] - 1 == next(step for step, recall in scored.items() if recall == top)
     assert read_checkpoint(tmp_path / "run" / "checkpoints" / "last.pt")["step"] == 17
 
 
+def test_held_out_images_are_loaded_once_however_often_they_are_scored(photos, tmp_path, monkeypatch):
+    sets = []
+    feed_of = finish.feed_of
+    monkeypatch.setattr(finish, "feed_of", lambda images, *more: sets.append(len(images)) or feed_of(images, *more))
+    train(tiny_config(photos, data__holdout=0.4, log__evaluate_every=3, batch__size=6), tmp_path / "run", quiet=True)
+    assert len(sets) == 1
+
+
 def test_of_equal_scores_the_first_is_the_best(photos, tmp_path, monkeypatch):
     scores = iter((0.3, 0.5, 0.5, 0.4, 0.1))
-    monkeypatch.setattr(loop, "score", lambda run: ({"held-out": {"recall@1": next(scores)}}, {}))
+    monkeypatch.setattr(loop, "score", lambda run: ({"held-out": {"recall@1": next(scores), "map@r": 0.1}}, {}))
     train(tiny_config(photos, data__holdout=0.4, log__evaluate_every=3, batch__size=6), tmp_path / "run", quiet=True)
     best = read_checkpoint(tmp_path / "run" / "checkpoints" / "best.pt")
     assert (best["step"], best["best"]) == (6, 0.5)
