@@ -31,13 +31,24 @@ def scaled(gradient: Tensor, upstream: Tensor) -> Tensor:
 
 
 def one_pass_node(
-    loss: Loss, anchors: Tensor, p: Pairing, kernels: bool, gradient: bool, row_gradient: bool, stats: bool
+    loss: Loss,
+    anchors: Tensor,
+    rows: Tensor | None,
+    p: Pairing,
+    kernels: bool,
+    gradient: bool,
+    row_gradient: bool,
+    stats: bool,
 ) -> list[Tensor]:
-    """Loss, gradients, five statistics and the number of unsound anchors, as one node of a compiled graph."""
+    """Loss, gradients, five statistics and the number of unsound anchors, as one node of a compiled graph.
+
+    Args:
+        rows: the rows of the pairing, or None if they are the anchors and have no gradient of their own.
+    """
     pointer, latest = p.latest or (None, None)
     return one_pass(
-        anchors, None if p.in_batch else p.rows, p.row_labels, p.stamps, p.labels, p.sound, p.ids, p.row_ids, p.own, pointer,
-        latest, loss.handle, kernels, gradient, row_gradient, stats,
+        anchors, rows, p.row_labels, p.stamps, p.labels, p.sound, p.ids, p.row_ids, p.own, pointer, latest, p.in_batch,
+        loss.handle, kernels, gradient, row_gradient, stats,
     )  # fmt: skip
 
 
@@ -54,6 +65,7 @@ def one_pass(
     own: Tensor | None,
     pointer: Tensor | None,
     latest: Tensor | None,
+    in_batch: bool,
     loss: int,
     kernels: bool,
     gradient: bool,
@@ -68,7 +80,7 @@ def one_pass(
     engine = import_module("xbm.engine.triton" if kernels else "xbm.engine.streaming")
     newest = None if pointer is None or latest is None else (pointer, latest)
     bank = anchors.detach() if rows is None else rows.detach()
-    pairing = Pairing(bank, row_labels, stamps, labels, sound, ids, row_ids, own, newest, rows is None)
+    pairing = Pairing(bank, row_labels, stamps, labels, sound, ids, row_ids, own, newest, in_batch)
     with torch.no_grad():
         result = engine.compare(_losses[loss], anchors.detach(), pairing, gradient, row_gradient, stats)
     none = anchors.new_empty(0)
@@ -81,8 +93,8 @@ def one_pass(
 
 @one_pass.register_fake
 def _(  # type: ignore[no-untyped-def]
-    anchors, rows, row_labels, stamps, labels, sound, ids, row_ids, own, pointer, latest, loss, kernels, gradient,
-    row_gradient, stats,
+    anchors, rows, row_labels, stamps, labels, sound, ids, row_ids, own, pointer, latest, in_batch, loss, kernels,
+    gradient, row_gradient, stats,
 ):  # fmt: skip
     wide = torch.promote_types(anchors.dtype, torch.float32)
     m, none = anchors.shape[0], anchors.new_empty(0)
@@ -104,7 +116,7 @@ def _backward(ctx: Any, grads: list[Tensor]) -> tuple[Tensor | None, ...]:
         raise InputError('this engine has no second derivatives: build the loss with engine="reference"')
     gradient, of_rows = ctx.saved_tensors
     for_anchors = scaled(gradient, grads[0]) if ctx.needs_input_grad[0] else None
-    return for_anchors, scaled(of_rows, grads[0]) if ctx.needs_input_grad[1] else None, *[None] * 14
+    return for_anchors, scaled(of_rows, grads[0]) if ctx.needs_input_grad[1] else None, *[None] * 15
 
 
 one_pass.register_autograd(_backward, setup_context=_setup)

@@ -34,18 +34,13 @@ def compare(
     stats: bool = False,
     shards: Shards | None = None,
 ) -> Result:
-    """The mean loss of the anchors (m, D) and, if requested, its gradients in the anchors and in the rows.
-
-    In a batch, where the rows are the anchors, the gradient is that of their two roles together.
+    """The mean loss of the anchors (m, D), its gradient in the anchors and, if requested, in the rows.
 
     With `shards`, the pairing's rows are one shard of the memory, and every process calls this with the same anchors. Loss,
     statistics and row gradient are then those of the whole memory; the anchors' gradient is this shard's part of the sum.
     """
     with torch.autocast(anchors.device.type, enabled=False):
-        result = _compare(loss, anchors, pairing, row_gradient or (gradient and pairing.in_batch), stats, shards)
-    if pairing.in_batch and result.row_gradient is not None:
-        return result._replace(gradient=result.gradient + result.row_gradient, row_gradient=None)
-    return result
+        return _compare(loss, anchors, pairing, row_gradient, stats, shards)
 
 
 def _compare(loss: Loss, anchors: Tensor, pairing: Pairing, row_gradient: bool, stats: bool, shards: Shards | None) -> Result:

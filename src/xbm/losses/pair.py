@@ -114,11 +114,14 @@ class PairLoss(nn.Module):
         elif engine is dense:
             parts = dense.reference(self, anchors, pairing, return_stats)
         else:
-            rows = None if pairing.in_batch else pairing.rows
+            # in a batch, the kernels add the gradients of the anchors' two roles; elsewhere autograd does
+            rows = None if pairing.in_batch and engine is not streaming else pairing.rows
             grad = torch.is_grad_enabled()
             wanted = (grad and anchors.requires_grad, grad and rows is not None and rows.requires_grad)
             if torch.compiler.is_compiling():
-                value, _, _, *statistics = one_pass_node(self, anchors, pairing, engine is not streaming, *wanted, return_stats)
+                value, _, _, *statistics = one_pass_node(
+                    self, anchors, rows, pairing, engine is not streaming, *wanted, return_stats
+                )
                 parts = (value, *statistics)
             else:
                 parts = OnePass.apply(anchors, rows, pairing, self, engine, wanted, return_stats)
@@ -157,12 +160,15 @@ class PairLoss(nn.Module):
                 value = self(leaf.requires_grad_(), labels, memory, ids=ids, exclude=exclude)
                 return value.detach(), *torch.autograd.grad(value, leaf)
         pairing = pair(leaf, labels, memory, ids, exclude or self.exclude, inspect=engine in (dense, streaming))
+        kernels = engine is not streaming
+        both = pairing.in_batch and not kernels  # the kernels add the gradients of the anchors' two roles themselves
         with torch.no_grad():
             if torch.compiler.is_compiling():
-                value, gradient, *_ = one_pass_node(self, leaf, pairing, engine is not streaming, True, False, False)
-                return value, gradient
-            result = engine.compare(self, leaf, pairing, True, False, False)
-        return result.loss, result.gradient.to(leaf.dtype)
+                rows = None if pairing.in_batch and kernels else pairing.rows
+                value, gradient, of_rows, *_ = one_pass_node(self, leaf, rows, pairing, kernels, True, both, False)
+            else:
+                value, gradient, of_rows, *_ = engine.compare(self, leaf, pairing, True, both, False)
+            return value, (gradient + of_rows if both else gradient).to(leaf.dtype)
 
     def weights(self, S: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
         """The paper's w_ij: m·∂L/∂S_ij for negatives, −m·∂L/∂S_ij for positives, 0 elsewhere.
@@ -232,7 +238,7 @@ def _plain(name: str, value: Any, kind: type) -> float | bool:
 
 
 class OnePass(torch.autograd.Function):
-    """A one-pass engine as an autograd node: the gradients are computed with the value. In a batch, rows is None."""
+    """A one-pass engine as an autograd node: the gradients are computed with the value."""
 
     @staticmethod
     def forward(

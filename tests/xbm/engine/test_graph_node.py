@@ -23,7 +23,7 @@ def inputs(name="contrastive", self_by="id", row_gradient=True, dtype=torch.floa
     loss_fn = LOSSES[name](**({"margin": -0.4} if name == "contrastive" else {}))
     LIVE.append(loss_fn)
     tensors = (anchors.requires_grad_(), rows, p.row_labels, p.stamps, p.labels, p.sound, p.ids, p.row_ids, p.own, None, None)
-    return [*tensors, loss_fn.handle, False, True, row_gradient, True]
+    return [*tensors, False, loss_fn.handle, False, True, row_gradient, True]
 
 
 @pytest.mark.parametrize("name", ["contrastive", "triplet", "sup_con"])  # a sum, ranks, a sum and a log-sum-exp

@@ -62,15 +62,15 @@ def test_an_unsound_anchor_contributes_nothing_where_shapes_are_fixed(name, smal
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_in_a_batch_the_gradient_is_that_of_both_roles(name):
+def test_in_a_batch_the_two_gradients_are_those_of_the_anchors_two_roles(name):
     anchors, p = pairing(m=9, M=9, self_by="slot", classes=2)
     own = torch.arange(9)
     p = p._replace(row_labels=p.labels, stamps=own, own=own)
     v = anchors.clone().requires_grad_()
     (value,) = reference(LOSSES[name](), v, p._replace(rows=v), False)
     value.backward()
-    found = streaming.compare(LOSSES[name](), anchors, p._replace(rows=anchors, in_batch=True))
-    assert torch.allclose(found.gradient, v.grad, atol=1e-10) and found.row_gradient is None
+    found = streaming.compare(LOSSES[name](), anchors, p._replace(rows=anchors, in_batch=True), row_gradient=True)
+    assert torch.allclose(found.gradient + found.row_gradient, v.grad, atol=1e-10)
 
 
 def test_rows_get_a_gradient_only_if_asked():
