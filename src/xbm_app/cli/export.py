@@ -63,7 +63,8 @@ def export(
 ) -> None:
     """Export a trained model as ONNX and as a torch.export program, with a model card and a script that needs no xbm.
 
-    Both take batches of uint8 images of any size, and are compared with the run before the command ends.
+    Both take uint8 images of the run's crop size, in batches of any size. They are compared with the run before the command
+    ends.
 
     Example: `xbm export runs/2026-01-31_120000_cars --out cars_model`
     """
