@@ -13,10 +13,10 @@ PAGE = ROOT / "docs" / "gpu.md"
 
 HEAD = """# On a GPU
 
-All figures were measured on one NVIDIA H200. The files in `benchmarks/results/` contain them with versions, command and date;
-the CSV files contain every repeat. This page is generated from them by `python -m benchmarks.gpu_page`.
+All figures were measured on one NVIDIA H200. The JSON files in `benchmarks/results/` contain them with versions, command and
+date; the CSV files contain every repetition. `python -m benchmarks.gpu_page` generates this page from them.
 
-A step of the loss is the forward and backward pass for 64 anchors.
+A step of the loss is a forward and a backward pass for 64 anchors.
 
 - "Few valid" means a few thousand valid pairs, as in training; "every valid" is the worst case.
 - "In a graph" means inside a CUDA graph, as in training.
@@ -67,7 +67,7 @@ def losses() -> str:
             shown.append(
                 [name, f"{case['ms']:.4f}", over, f"{case['ms'] / ours:.1f}×", "" if extra is None else f"{extra:.1f}"]
             )
-        heads = ["", "ms", "of reading the bank once", "of the contrastive step in a graph", "extra MB"]
+        heads = ["", "ms", "relative to reading the bank once", "relative to contrastive in a graph", "extra MB"]
         parts.append(f"### {rows:,} rows of {columns}, bfloat16\n\n{source(file)}\n{table(heads, shown)}")
     return "\n".join(parts)
 
@@ -80,8 +80,8 @@ def checks() -> str:
         some = [case for case in done if (case["kind"], case["type"]) == (kind, dtype)]
         worst = (f"{max(case[key] for case in some):.1e}" for key in ("loss", "gradient"))
         rows.append([kind, dtype.removeprefix("torch."), str(len(some)), str(sum(case["good"] for case in some)), *worst])
-    heads = ["loss", "bank", "shapes", "within bounds", "worst relative error of the loss", "of the gradient"]
-    return source(results) + "\n" + table(heads, rows)
+    heads = ["loss", "bank", "shapes", "within bounds", "worst error of the loss", "worst error of the gradient"]
+    return source(results) + "\nRandom odd shapes, relative errors.\n\n" + table(heads, rows)
 
 
 def training() -> str:
@@ -92,7 +92,7 @@ def training() -> str:
          f"{case['peak_gb']:.2f}", f"{case['bank_gb']:.3f}"]
         for case in results["cases"]
     ]  # fmt: skip
-    heads = ["GoogLeNet, 224², 512-d", "ms per iteration", "more than without memory", "peak GB without the images", "bank GB"]
+    heads = ["GoogLeNet, 224², 512-d", "ms per iteration", "compared with no memory", "peak GB, without the images", "bank GB"]
     return source(results) + "\n" + table(heads, rows)
 
 
@@ -121,18 +121,18 @@ def networks() -> str:
          f"{run['plain']['peak_gb']:.2f}", f"{run['fused']['peak_gb']:.2f}", run["commit"]]
         for run in results["runs"]
     ]  # fmt: skip
-    heads = ["batch 64 at 224², one CUDA graph", "torch's kernels, ms", "fused, ms", "GB", "GB fused", "commit"]
+    heads = ["batch 64 at 224², one CUDA graph", "torch, ms", "fused, ms", "torch, peak GB", "fused, peak GB", "commit"]
     return f"`{results['command']}`.\n\n" + table(heads, rows)
 
 
 def page() -> str:
     sections = {
-        "One step of the loss": losses(),
-        "Against float64, on random shapes": checks(),
-        "A training step with and without memory": training(),
-        "The paper's schedule": schedule(),
-        "Evaluation": evaluation(),
-        "The networks": networks(),
+        "How long does a step of the loss take?": losses(),
+        "How far are the kernels from float64?": checks(),
+        "What does a memory add to a training step?": training(),
+        "How long does the paper's schedule take?": schedule(),
+        "How long does exact evaluation take?": evaluation(),
+        "How much faster are the fused networks?": networks(),
     }
     return HEAD + "".join(f"\n## {title}\n\n{text}" for title, text in sections.items())
 

@@ -95,7 +95,7 @@ def bytes_table() -> list[str]:
         "replicated: queue or moving average, any loss": lambda step: step.replicated(),
         "replicated: back-propagation, any loss": lambda step: step.replicated("backprop"),
         "sharded queue: contrastive, MS and all others but triplet": lambda step: step.sharded("contrastive"),
-        "sharded queue: triplet, 4 positives an anchor, 2 in one shard": lambda step: step.sharded("triplet", positives=(2, 4)),
+        "sharded queue: triplet, 4 positives per anchor, 2 per shard": lambda step: step.sharded("triplet", positives=(2, 4)),
         "sharded, keyed: contrastive, MS and all others but triplet": lambda step: step.sharded("contrastive", keyed=True),
     }
     ranks = (1, 2, 3, 4, 8)
@@ -108,7 +108,7 @@ def bytes_table() -> list[str]:
 
 def table() -> list[str]:
     lines = [
-        "| M | D | R | m, all ranks | rows a rank | bank a rank | pass | sent a rank | sending, one host | between hosts |",
+        "| M | D | R | total m | rows per rank | bank per rank | pass | sent per rank | sending, one host | between hosts |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for M, D, R, m in CASES:

@@ -16,7 +16,7 @@ app = typer.Typer(invoke_without_command=True, rich_markup_mode="markdown", pret
 
 @app.callback()
 def datasets(context: typer.Context) -> None:
-    """List the benchmarks with their source, terms of use, expected layout, and numbers of images and classes.
+    """List the benchmarks: source, terms of use, expected layout, and numbers of images and classes.
 
     Example: `xbm datasets`, then `xbm datasets check cars --root ~/data/cars`
     """
@@ -62,10 +62,10 @@ def check(
 
 @app.command()
 def glyphs(
-    out: Annotated[Path, typer.Argument(help="a PNG file")] = Path("glyphs.png"),
+    out: Annotated[Path, typer.Argument(help="the PNG file to write")] = Path("glyphs.png"),
     pairs: Annotated[int, typer.Option(min=1, help="number of class pairs to draw")] = 60,
 ) -> None:
-    """Draw the most similar classes of the built-in glyphs side by side: clean in the first row, augmented in the second.
+    """Draw the most similar classes of the built-in glyphs side by side: clean in the first row, degraded in the second.
 
     Example: `xbm datasets glyphs near.png --pairs 120`
     """
@@ -116,7 +116,7 @@ def _first_mismatch(benchmark: "Benchmark", counted: "dict[str, Count]") -> str:
 
 def prepare(
     data: Annotated[str, typer.Argument(metavar="NAME|DIR", help="a benchmark, a folder of class folders, or a table")],
-    out: Annotated[Path, typer.Option(help="the folder to create, with a subfolder for each image set")],
+    out: Annotated[Path, typer.Option(help="the store to create: a folder with a subfolder for each image set")],
     root: Annotated[Path | None, typer.Option(help="the folder with the unpacked benchmark")] = None,
     resize: Annotated[int, typer.Option(min=1, help="side of the stored images in pixels")] = 256,
     mode: Annotated[
@@ -128,7 +128,7 @@ def prepare(
 
     `xbm train --store` needs only this folder, not the original images.
 
-    An interrupted run continues where it stopped. Run it again after images have changed to update only those.
+    If interrupted, run the command again: it continues where it stopped. After images have changed, it updates only those.
 
     Example: `xbm prepare cars --root ~/data/cars --out ~/data/cars-store`, or `xbm prepare ./photos --out ./photos-store`
     """

@@ -24,9 +24,9 @@ PICTURES = "glyphs"  # the subfolder with the images to search
 
 def demo(
     out: Annotated[Path, typer.Option(help="the output folder; an earlier demo in it is replaced")] = Path("runs/demo"),
-    seeds: Annotated[int, typer.Option(help="runs per method")] = 3,
+    seeds: Annotated[int, typer.Option(help="number of seeds per method")] = 3,
     iterations: Annotated[int | None, typer.Option(help="iterations per run (default: 1000)")] = None,
-    json: Annotated[Path | None, typer.Option(help="write all scores to this file")] = None,
+    json: Annotated[Path | None, typer.Option(help="also write all scores to this JSON file")] = None,
 ) -> None:
     """Train on the built-in glyphs with and without memory, and write a page that compares the runs.
 

@@ -26,9 +26,9 @@ def evaluate(
     what: Annotated[Path, typer.Argument(help="a run folder, or an .npz file with embeddings and labels")],
     root: Annotated[Path | None, typer.Option(help="the folder with the data, if it has moved since training")] = None,
     ks: Annotated[str | None, typer.Option(help="values of K for Recall@K of an .npz file, e.g. 1,10,100")] = None,
-    json: Annotated[Path | None, typer.Option(help="also write the scores to this file")] = None,
+    json: Annotated[Path | None, typer.Option(help="also write the scores to this JSON file")] = None,
 ) -> None:
-    """Compute Recall@K, MAP@R and R-precision by the data set's own protocol.
+    """Compute Recall@K, MAP@R and R-precision with the data set's own protocol.
 
     Examples: `xbm evaluate runs/2026-01-31_120000_cars` · `xbm evaluate embeddings.npz --ks 1,10,100`
     """

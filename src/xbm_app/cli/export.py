@@ -12,9 +12,9 @@ from xbm.errors import InputError
 def embed(
     run: Annotated[Path, typer.Argument(help="a run folder")],
     images: Annotated[Path, typer.Argument(help="a folder of images, searched recursively")],
-    out: Annotated[Path, typer.Option(help="an .npz or .parquet file")] = Path("embeddings.npz"),
+    out: Annotated[Path, typer.Option(help="the .npz or .parquet file to write")] = Path("embeddings.npz"),
 ) -> None:
-    """Embed a folder of images with a trained model. The file has paths, ids, unit vectors, and the folder names as labels.
+    """Embed a folder of images with a trained model, and write paths, ids, unit vectors and labels (folder names) to a file.
 
     Unreadable images are reported and left out.
 
@@ -63,7 +63,8 @@ def export(
 ) -> None:
     """Export a trained model as ONNX and as a torch.export program, with a model card and a script that needs no xbm.
 
-    Both take batches of uint8 images of any size, and are compared with the run before the command ends.
+    Both take uint8 images of the run's crop size, in batches of any size. They are compared with the run before the command
+    ends.
 
     Example: `xbm export runs/2026-01-31_120000_cars --out cars_model`
     """

@@ -10,7 +10,7 @@ from xbm.errors import InputError
 
 def report(
     run: Annotated[Path, typer.Argument(help="a run folder")],
-    out: Annotated[Path | None, typer.Option(help="the page (default: report.html in the run folder)")] = None,
+    out: Annotated[Path | None, typer.Option(help="the HTML file to write (default: report.html in the run folder)")] = None,
 ) -> None:
     """Write a self-contained HTML page about a run: curves, drift, retrieved images, mined negatives.
 
@@ -23,7 +23,7 @@ def report(
 
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="two or more run folders")],
-    out: Annotated[Path, typer.Option(help="the page")] = Path("compare.html"),
+    out: Annotated[Path, typer.Option(help="the HTML file to write")] = Path("compare.html"),
 ) -> None:
     """Compare runs: print a table, and write a page with their curves and retrieved images.
 
@@ -47,15 +47,13 @@ def compare(
 
 def drift(
     runs: Annotated[list[Path], typer.Argument(help="run folders, finished or running")],
-    out: Annotated[
-        Path | None, typer.Option(help="the figure, an SVG file (default: drift.svg in the first run folder)")
-    ] = None,
-    json: Annotated[Path | None, typer.Option(help="write the curves to this file")] = None,
+    out: Annotated[Path | None, typer.Option(help="the SVG file to write (default: drift.svg in the first run folder)")] = None,
+    json: Annotated[Path | None, typer.Option(help="also write the curves to this JSON file")] = None,
 ) -> None:
-    """Show the feature drift D(x, t; Δt) of runs for Δt = 10, 100 and 1000, as a table and as a figure.
+    """Show how far embeddings move during training: the feature drift D(x, t; Δt) for Δt = 10, 100 and 1000.
 
-    Every run measures it on 32 fixed training images, in eval mode, with every row of its metrics. To measure it in your own
-    training loop, use `xbm_app.train.feature_drift.Drift`.
+    Prints a table and draws a figure. Each run measures its drift on 32 fixed training images, in eval mode, whenever it logs
+    its metrics. To measure it in your own training loop, use `xbm_app.train.feature_drift.Drift`.
 
     Example: `xbm drift runs/2026-01-31_120000_cars`
     """

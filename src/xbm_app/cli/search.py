@@ -60,11 +60,11 @@ def index(
 
 def search(
     index: Annotated[Path, typer.Argument(help="an index, or the run folder that contains it")],
-    queries: Annotated[list[Path], typer.Argument(help="one or more images")],
+    queries: Annotated[list[Path], typer.Argument(help="one or more image files")],
     top: Annotated[int, typer.Option(help="results per query")] = 10,
     label: Annotated[str | None, typer.Option(help="search only images with this label")] = None,
     json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,
-    sheet: Annotated[Path | None, typer.Option(help="also write the results with their images to this HTML file")] = None,
+    sheet: Annotated[Path | None, typer.Option(help="also write the results and their images to this HTML file")] = None,
 ) -> None:
     """Find the images in an index that are most similar to the query images.
 
@@ -122,16 +122,22 @@ def search(
 
 
 def serve(
-    indexes: Annotated[list[Path], typer.Argument(help="an index, or the run folder that contains it; two are compared")],
-    host: Annotated[str, typer.Option(help="address to listen on; any other than this machine requires a token")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="port; 0 chooses a free one")] = 8000,
-    allow_host: Annotated[list[str] | None, typer.Option(help="an additional host name of the server")] = None,
+    indexes: Annotated[
+        list[Path], typer.Argument(help="an index, or the run folder that contains it; pass two to compare them")
+    ],
+    host: Annotated[
+        str, typer.Option(help="address to listen on; a token is required unless it is this machine")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="port to listen on; 0 selects a free one")] = 8000,
+    allow_host: Annotated[
+        list[str] | None, typer.Option(help="another host name by which clients may address the server")
+    ] = None,
     token: Annotated[
         str | None,
-        typer.Option(envvar="XBM_TOKEN", help="required with every request (default: generated when needed)"),
+        typer.Option(envvar="XBM_TOKEN", help="token that every request must carry (default: generated if one is required)"),
     ] = None,
 ) -> None:
-    """Serve a web page for searching: drop, paste or choose an image, or click one. Two indexes are compared side by side.
+    """Serve a web page for searching: drop, paste or pick an image, or click one. Two indexes are compared side by side.
 
     The API is at /api/search, its description at /api/openapi.json. The page loads nothing from the network.
 

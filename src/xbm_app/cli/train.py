@@ -14,25 +14,27 @@ def train(
     data: Annotated[
         Path | None, typer.Option(help="your own images: a folder of class folders, or a CSV / Parquet table")
     ] = None,
-    root: Annotated[Path | None, typer.Option(help="the folder with a benchmark's files")] = None,
+    root: Annotated[Path | None, typer.Option(help="the folder with the unpacked benchmark")] = None,
     store: Annotated[Path | None, typer.Option(help="a store created by `xbm prepare`")] = None,
     loss: Annotated[str | None, typer.Option(help="contrastive, triplet, ms, ...")] = None,
-    trunk: Annotated[str | None, typer.Option(help="googlenet, resnet50, bn_inception, efficientnet_lite0, timm/NAME")] = None,
-    recipe: Annotated[
-        str | None, typer.Option(help="auto (default), paper, or official: as in the paper's released code")
+    trunk: Annotated[
+        str | None, typer.Option(help="googlenet, resnet50, bn_inception, efficientnet_lite0, timm/NAME, ...")
     ] = None,
-    memory: Annotated[bool, typer.Option(help="train with or without the memory")] = True,
+    recipe: Annotated[
+        str | None, typer.Option(help="auto (default), paper, or official (as in the paper's released code)")
+    ] = None,
+    memory: Annotated[bool, typer.Option(help="train with or without a memory")] = True,
     seed: Annotated[int | None, typer.Option(help="random seed (default: 0, or the config's value)")] = None,
     out: Annotated[Path | None, typer.Option(help="the run folder (default: a dated folder in runs/)")] = None,
     resume: Annotated[Path | None, typer.Option(help="resume the run in this folder")] = None,
-    config: Annotated[Path | None, typer.Option(help="a config file instead of a preset")] = None,
+    config: Annotated[Path | None, typer.Option(help="use a config file instead of a preset")] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="key=value, e.g. optim.iterations=4000; may be repeated")
     ] = None,
-    skip_problems: Annotated[bool, typer.Option("--skip-problems", help="leave out broken images")] = False,
+    skip_problems: Annotated[bool, typer.Option("--skip-problems", help="leave out broken, tiny and duplicate images")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="print only the result")] = False,
 ) -> None:
-    """Train a model. A run can be killed at any moment and continued with --resume.
+    """Train a model. A run can be killed at any moment and resumed with --resume.
 
     Examples: `xbm train glyphs` · `xbm train cars --root ~/cars --trunk resnet50` · `xbm train --data ./photos` ·
     `torchrun --nproc-per-node 8 -m xbm train sop --root ~/sop` (several GPUs) ·
@@ -138,7 +140,7 @@ def show(result: dict) -> None:
 
 
 def presets(
-    name: Annotated[str | None, typer.Argument(help="print the config of this preset")] = None,
+    name: Annotated[str | None, typer.Argument(help="print the config of this preset as YAML")] = None,
     loss: Annotated[str | None, typer.Option(help="the loss: contrastive, triplet, ms, ...")] = None,
     trunk: Annotated[str | None, typer.Option(help="the trunk: googlenet, resnet50, bn_inception, ...")] = None,
     recipe: Annotated[str, typer.Option(help="the recipe: auto, paper or official")] = "auto",
