@@ -3,6 +3,7 @@
 import ast
 import doctest
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -50,7 +51,7 @@ def relative(path: Path) -> str:
 
 
 def place(path: Path) -> str:
-    """The name in `LAYERS` that a file belongs to: `data` for xbm_app/data/own.py, `memory` for xbm/memory.py."""
+    """The name in `LAYERS` that a file belongs to: `data` for xbm_app/data/images.py, `memory` for xbm/memory.py."""
     return path.relative_to(PARTS[FILES[path]]).parts[0].removesuffix(".py")
 
 
@@ -278,6 +279,27 @@ def test_no_file_grows_too_long():
 
 def test_the_number_of_modules_is_bounded():
     assert len(FILES) <= MOST_MODULES
+
+
+def test_no_file_name_stands_twice_within_a_part():
+    for part, folder in PARTS.items():
+        names = [path.name for path in folder.rglob("*.py") if path.name not in ("__init__.py", "__main__.py")]
+        assert len(names) == len(set(names)), f"{part}: {sorted({name for name in names if names.count(name) > 1})}"
+
+
+NAMED_PATH = re.compile(r"`((?:src|paper|benchmarks|tests|examples|docs)/[\w./-]*)`")
+
+
+@pytest.mark.parametrize("page", ["docs/architecture.md", "CONTRIBUTING.md", "README.md", "docs/scale.md", "docs/search.md"])
+def test_every_path_that_a_page_names_exists(page):
+    missing = [name for name in NAMED_PATH.findall((ROOT / page).read_text()) if not (ROOT / name).exists()]
+    assert not missing, missing
+
+
+def test_the_map_names_every_folder_of_code():
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    folders = {path.parent.relative_to(ROOT).as_posix() for path in FILES}
+    assert not [folder for folder in folders if folder not in page]
 
 
 def test_there_is_no_drawer_for_odds_and_ends():

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from xbm.losses import MetricLearningLoss as MetricLearningLoss
     from xbm.losses import MultiSimilarityLoss as MultiSimilarityLoss
     from xbm.losses import NPairsLoss as NPairsLoss
+    from xbm.losses import PairLoss as PairLoss
     from xbm.losses import SupConLoss as SupConLoss
     from xbm.losses import TripletLoss as TripletLoss
     from xbm.memory import CrossBatchMemory as CrossBatchMemory
@@ -42,6 +43,7 @@ _HOME = {
     "MetricLearningLoss": "xbm.losses",
     "MultiSimilarityLoss": "xbm.losses",
     "NPairsLoss": "xbm.losses",
+    "PairLoss": "xbm.losses",
     "SupConLoss": "xbm.losses",
     "TripletLoss": "xbm.losses",
     "XbmError": "xbm.errors",

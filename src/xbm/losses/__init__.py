@@ -1,5 +1,6 @@
 """Pair-weighted losses, one per file. Each states its weights w_ij and its one-pass form."""
 
+from xbm.engine.terms import Combined, Expand, Side, Terms
 from xbm.losses.circle import CircleLoss
 from xbm.losses.contrastive import ContrastiveLoss
 from xbm.losses.lifted_structure import LiftedStructureLoss
@@ -23,7 +24,9 @@ __all__ = [
     "LOSSES",
     "REDUCTIONS",
     "CircleLoss",
+    "Combined",
     "ContrastiveLoss",
+    "Expand",
     "LiftedStructureLoss",
     "MarginLoss",
     "MetricLearningLoss",
@@ -31,6 +34,8 @@ __all__ = [
     "NPairsLoss",
     "PairLoss",
     "PairStats",
+    "Side",
     "SupConLoss",
+    "Terms",
     "TripletLoss",
 ]
