@@ -17,7 +17,7 @@ DATA = typer.Option(
 )
 DOCS = Path(__file__).parents[1] / "docs"
 RESULTS_FOLDER = Path(__file__).parent / "results"
-RESULTS_OPTION = typer.Option(help="folder of result files, one small JSON file per finished run")
+RESULTS_OPTION = typer.Option(help="folder of result files, one small JSON file per finished run", show_default="paper/results")
 
 
 @dataclass(frozen=True)
@@ -119,22 +119,24 @@ def paper(context: typer.Context, results: Annotated[Path, RESULTS_OPTION] = RES
 
 @app.command()
 def run(
-    names: Annotated[list[str], typer.Argument(help="names that `python -m paper` lists, or smoke")],
+    names: Annotated[list[str], typer.Argument(help="experiment names (see `python -m paper`), or smoke for a quick test")],
     data: Annotated[list[str] | None, DATA] = None,
     trunk: Annotated[
-        list[str] | None, typer.Option(help="NAME, or NAME=FILE with its weights; default: googlenet; can be repeated")
+        list[str] | None, typer.Option(help="NAME, or NAME=WEIGHTS_FILE; default: googlenet; can be repeated")
     ] = None,
     seeds: Annotated[
         int | None,
         typer.Option(min=1, help="number of seeds on the test classes (default: 3, or as many as the experiment asks for)"),
     ] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="number of runs in parallel; several small ones share a GPU well")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="number of runs in parallel; small runs can share a GPU")] = 1,
     budget: Annotated[
         float | None,
         typer.Option(min=1, help="seconds; runs that would not finish in time are not started, unfinished ones are stopped"),
     ] = None,
     results: Annotated[Path, RESULTS_OPTION] = RESULTS_FOLDER,
-    runs: Annotated[Path, typer.Option(help="folder of run folders; interrupted runs are resumed")] = Path("runs/paper"),
+    runs: Annotated[Path, typer.Option(help="where run folders are written; interrupted runs are resumed")] = Path(
+        "runs/paper"
+    ),
 ) -> None:
     """Run experiments: choose learning rates on held-out training classes, then train and score on the test classes.
 

@@ -17,7 +17,9 @@ def check_embeddings(embeddings: Tensor, what: str, dim: int | None = None) -> N
         raise InputError(f"{what} are {embeddings.dtype}: pass float embeddings of unit length")
     if dim is not None and embeddings.shape[1] != dim:
         width = embeddings.shape[1]
-        raise InputError(f"bank holds {dim}-d rows, {what} are {width}-d: build CrossBatchMemory(dim={width})")
+        raise InputError(
+            f"expected {what} of dimension {dim}, got {width}: create the memory with CrossBatchMemory(dim={width})"
+        )
 
 
 def check_integers(values: Tensor, what: str, like: Tensor) -> Tensor:

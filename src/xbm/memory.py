@@ -1,10 +1,10 @@
 """The memory: a bank of past embeddings with labels, instance ids and ages. All state is in registered buffers.
 
     queue            first in, first out: the newest M embeddings of any images (the paper, section 3.3)
-    moving_average   slot = instance id:  v ← normalise(m·v + (1−m)·v_new)            (supplementary, section 2)
-    backprop         slot = instance id:  as above, and memory.step() descends:  v ← normalise(v − α ∂L/∂v)
+    moving_average   slot = instance id:  v ← normalize(m·v + (1−m)·v_new)            (supplementary, section 2)
+    backprop         slot = instance id:  as above, and memory.step() descends:  v ← normalize(v − α ∂L/∂v)
 
-Nothing here waits for the device, except the accessors documented to do so.
+Nothing here synchronizes with the device, except the accessors documented to do so.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -26,14 +26,14 @@ STORAGE = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 class CrossBatchMemory(nn.Module):
-    """Stores the embeddings of past batches as comparison partners for the current anchors.
+    """Stores embeddings of past batches, to be used as positives and negatives for the current anchors.
 
     Args:
         size: M, the number of slots. For the keyed updates: the number of instances, 0 ≤ id < size.
         dim: D, the length of an embedding.
         update: "queue", "moving_average" or "backprop".
         dtype: storage type of the rows: float64, float32, bfloat16 or float16.
-        momentum: m of the keyed updates; by default 0.9 for "moving_average" and 0 (plain substitution) for "backprop".
+        momentum: m of the keyed updates; by default 0.9 for "moving_average" and 0 (overwrite) for "backprop".
         alpha: α of "backprop". A negative value gives gradient ascent, as printed in the paper's supplementary.
 
     Example:
@@ -174,7 +174,7 @@ class CrossBatchMemory(nn.Module):
 
     @torch.no_grad()
     def step(self) -> None:
-        """Call after `backward`: v ← normalise(v − α ∂L/∂v) for update="backprop"; does nothing for the other updates.
+        """Call after `backward`: v ← normalize(v − α ∂L/∂v) for update="backprop"; does nothing for the other updates.
 
         A row without a gradient does not change. With a GradScaler, divide `memory.rows.grad` by the scale first.
         """

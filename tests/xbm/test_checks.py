@@ -38,7 +38,7 @@ def test_float_matrices_of_any_precision_pass(dtype):
         ([[1.0, 0.0]], "got list"),
         (torch.ones(2, 4, dtype=torch.int32), "anchors are torch.int32: pass float embeddings of unit length"),
         (torch.ones(2, 4, dtype=torch.complex64), "anchors are torch.complex64"),
-        (torch.ones(2, 5), r"bank holds 4-d rows, anchors are 5-d: build CrossBatchMemory\(dim=5\)"),
+        (torch.ones(2, 5), r"expected anchors of dimension 4, got 5: create the memory with CrossBatchMemory\(dim=5\)"),
     ],
 )
 def test_what_is_no_float_matrix_of_the_banks_width_is_refused(given_, message):

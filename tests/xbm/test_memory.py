@@ -248,7 +248,7 @@ def good():
 
 
 BAD = {
-    "dimension": ({"embeddings": unit(3, 5)}, r"bank holds 4-d rows, embeddings are 5-d: build CrossBatchMemory\(dim=5\)"),
+    "dimension": ({"embeddings": unit(3, 5)}, "expected embeddings of dimension 4, got 5"),
     "integer embeddings": ({"embeddings": torch.ones(3, 4, dtype=torch.int64)}, "pass float embeddings"),
     "one vector": ({"embeddings": unit(3, 4)[0]}, "one embedding per row"),
     "length": ({"embeddings": unit(3, 4) * 2}, "row 0 of the embeddings has length 2, not 1"),

@@ -206,7 +206,7 @@ def gather_checked(
 def require_ids(ids: Tensor | None) -> Tensor:
     """Refuses None: a rank sees only its part of a batch, so it cannot find an anchor's own copy by position."""
     if ids is None:
-        raise InputError("with several processes an anchor's own copy is found by its instance id: pass ids")
+        raise InputError("ids are required with several processes, to exclude each anchor's own row: pass ids")
     return ids
 
 

@@ -30,8 +30,8 @@ class PairLoss(nn.Module):
     value and gradient together.
 
     Args:
-        reduction: "sum" is the paper's; "mean" averages an anchor's pairs; "balanced" is the sum in which the negatives never
-            outweigh the positives, see each loss.
+        reduction: "sum": as in the paper. "mean": averages each anchor's pairs. "balanced": like "sum", but the negatives are
+            scaled down so that their total weight does not exceed that of the positives.
         engine: "auto", "reference", "streaming" or "triton".
         exclude: which rows are the anchor itself. "instance": every row with the anchor's id (requires ids, and is the default
             if they are given). "copy": only the newest row of the anchor's image; older ones count as positives.
@@ -135,10 +135,10 @@ class PairLoss(nn.Module):
         self, anchors: Tensor, labels: Tensor, memory: CrossBatchMemory | None = None, *,
         ids: Tensor | None = None, exclude: str | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """The loss and its gradient in the anchors, as plain tensors: continue with `anchors.backward(gradient)`.
+        """The loss and its gradient with respect to the anchors, as plain tensors: continue with `anchors.backward(gradient)`.
 
-        This equals calling the loss and then `loss.backward()`, without the host time of an autograd node, which on a GPU is
-        more than the kernels take.
+        This equals calling the loss and then `loss.backward()`, without the CPU overhead of autograd, which exceeds the time of
+        the kernels on a GPU.
 
         Example:
             >>> from xbm import ContrastiveLoss
@@ -152,7 +152,9 @@ class PairLoss(nn.Module):
             InputError: if an argument is invalid, or if the memory's rows have a gradient of their own.
         """
         if memory is not None and memory.rows.requires_grad:
-            raise InputError(f"update={memory.update!r} has a gradient for the memory's rows too: call the loss and backward()")
+            raise InputError(
+                f"with_gradient does not support update={memory.update!r}, whose rows need a gradient too: use backward()"
+            )
         leaf = anchors.detach()
         engine = self._choose_engine(leaf, leaf if memory is None else memory.rows)
         if engine is dense or len(leaf) == 0:
@@ -300,8 +302,8 @@ class PairStats:
         """
         if bad := int(self.unsound):
             raise InputError(
-                f"{bad} anchors were skipped: not finite, not of unit length, with a negative id, "
-                "or (without ids) not the rows enqueued last"
+                f"{bad} anchors were skipped because they are not finite, are not of unit length, have a negative id, or "
+                "(without ids) are not the rows enqueued last"
             )
         return {field.name: getattr(self, field.name).cpu() for field in fields(self) if field.name != "unsound"}
 

@@ -126,15 +126,15 @@ def serve(
         list[Path], typer.Argument(help="an index, or the run folder that contains it; pass two to compare them")
     ],
     host: Annotated[
-        str, typer.Option(help="address to listen on; a token is required unless it is this machine")
+        str, typer.Option(help="address to listen on; a token is required unless it is a loopback address")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="port to listen on; 0 selects a free one")] = 8000,
-    allow_host: Annotated[
-        list[str] | None, typer.Option(help="another host name by which clients may address the server")
-    ] = None,
+    allow_host: Annotated[list[str] | None, typer.Option(help="additional host name to accept in the Host header")] = None,
     token: Annotated[
         str | None,
-        typer.Option(envvar="XBM_TOKEN", help="token that every request must carry (default: generated if one is required)"),
+        typer.Option(
+            envvar="XBM_TOKEN", help="access token required for every request (default: generated if one is required)"
+        ),
     ] = None,
 ) -> None:
     """Serve a web page for searching: drop, paste or pick an image, or click one. Two indexes are compared side by side.
