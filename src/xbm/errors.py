@@ -68,8 +68,8 @@ class LostPeerError(XbmError):
 
     def __init__(self, reason: str) -> None:
         super().__init__(
-            f"another process of this run has ended or cannot be reached ({reason}): check its log, then restart all processes, "
-            "with --resume if there is a checkpoint"
+            f"another process of this run has ended or cannot be reached ({reason}): check its log, then restart all "
+            "processes, with --resume if there is a checkpoint"
         )
         self.reason = reason
 
