@@ -20,12 +20,13 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp
 
 from xbm import __version__
 from xbm.errors import InputError
 from xbm_app.data.parallel import default_workers
 from xbm_app.search.searcher import Hit, Searcher, quickest_threads
-from xbm_app.serve.access import Access, App, Guard, access_to, address, listen
+from xbm_app.serve.access import Access, Guard, access_to, address, listen
 from xbm_app.serve.uploads import MOST_BYTES, MOST_PIXELS, open_upload
 
 T = TypeVar("T")
@@ -112,7 +113,7 @@ LabelQuery = Annotated[str | None, Query(max_length=300, description="search onl
 Place = Annotated[int, Query(ge=0, le=1, description="position of the run in /api/about")]
 
 
-def create_app(searchers: Sequence[Searcher], access: Access) -> App:
+def create_app(searchers: Sequence[Searcher], access: Access) -> ASGIApp:
     """The application for one index, or for two to compare.
 
     Images are decoded by a few threads. Model and search run on a single thread, since their libraries use all cores
