@@ -12,7 +12,7 @@ from xbm_app.data.feeds import DecodeFeed
 from xbm_app.data.transforms import LONGEST
 from xbm_app.export.formats import Portable, record, run_onnx, run_program, windows, write_onnx, write_program
 from xbm_app.export.model_card import write_card
-from xbm_app.files import replacing
+from xbm_app.files import write_bytes
 from xbm_app.train.dataset import read_run
 from xbm_app.train.load import Embedder, load
 
@@ -65,10 +65,8 @@ def export_run(run: Path, out: Path) -> Exported:
     differences = ", ".join(f"`{name}` {largest:.1e}" for name, largest in difference.items())
     parity = f"Largest difference from the run on {compared.source}: {differences}."
     sizes = {name: (out / name).stat().st_size for name in difference}
-    script = files("xbm_app.export").joinpath("embed_onnx.txt").read_text(encoding="utf-8")
-    for name, text in {"embed.py": script, "MODEL_CARD.md": write_card(embedder, run, parity, sizes)}.items():
-        with replacing(out / name) as beside:
-            beside.write_text(text, encoding="utf-8")
+    write_bytes(out / "embed.py", files("xbm_app.export").joinpath("embed_onnx.txt").read_bytes())
+    write_bytes(out / "MODEL_CARD.md", write_card(embedder, run, parity, sizes).encode())
     return Exported(out, difference, compared.source)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from xbm.errors import InputError
+from xbm_app.files import write_bytes
 from xbm_app.report import curves, galleries
 from xbm_app.report.groups import Comparison, Group, RunView, compare, group_runs
 from xbm_app.report.headline import header, left_out, notes, reductions
@@ -37,10 +38,7 @@ def write_report(runs: Sequence[RunView], out: Path, title: str) -> Path:
         page = render(title, groups, comparisons, encode)
         if len(page) < LIMIT:
             break
-    out.parent.mkdir(parents=True, exist_ok=True)
-    beside = out.with_name(f"{out.name}.part")
-    beside.write_bytes(page)
-    beside.replace(out)
+    write_bytes(out, page)
     return out
 
 
