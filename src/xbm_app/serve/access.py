@@ -57,12 +57,7 @@ class Access:
             name = urlsplit(f"//{host}").hostname or ""
         except ValueError:
             return False
-        if name in self.hosts:
-            return True
-        try:
-            return self.addresses and bool(ipaddress.ip_address(name))
-        except ValueError:
-            return False
+        return name in self.hosts or (self.addresses and _ip(name) is not None)
 
     def admits(self, token: str | None) -> bool:
         """Whether a token is correct, compared in constant time."""
@@ -79,12 +74,16 @@ def access_to(host: str, allowed: Sequence[str], token: str | None) -> Access:
 
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach a host."""
-    if host == "localhost":
-        return True
+    ip = _ip(host)
+    return host == "localhost" if ip is None else ip.is_loopback
+
+
+def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """The IP address that a host is given as; None for a name."""
     try:
-        return ipaddress.ip_address(host).is_loopback
+        return ipaddress.ip_address(host)
     except ValueError:
-        return False
+        return None
 
 
 def listen(host: str, port: int) -> socket.socket:
