@@ -197,11 +197,7 @@ def _title(groups: Sequence[Group]) -> str:
 
 def _summary(title: str, lines: Sequence[Line]) -> str:
     """What a screen reader says instead of the chart."""
-    ends = [
-        f"{line.name} from {line.y[k[0]]:.3g} to {line.y[k[-1]]:.3g}"
-        for line in lines
-        if len(k := np.flatnonzero(np.isfinite(line.y)))
-    ]
+    ends = [f"{line.name} from {y[0]:.3g} to {y[-1]:.3g}" for line in lines if len(y := line.y[line.known])]
     return f"{title}: {listed(ends)}." if ends else title
 
 
@@ -215,7 +211,7 @@ def _sources(group: Group) -> str:
 
 def _slows(group: Group, lines: Sequence[Line]) -> str:
     line = max(lines, key=lambda one: (one.colour == "drift-100", -len(one.name)))
-    known = line.y[np.isfinite(line.y)]
+    known = line.y[line.known]
     late = group.settled(line.colour.replace("-", "_"))
     if len(known) < 4 or math.isnan(late):
         return ""
