@@ -194,7 +194,7 @@ def _run(arm: Arm, seed: int, out: str, iterations: int) -> dict[str, Any]:
     recall = {name: value for name, value in result.items() if name.startswith(("recall@", "map@r", "r_precision"))}
     return {
         "name": arm.name,
-        "loss": "contrastive" if arm.loss == "contrastive" else "ms",
+        "loss": arm.loss,
         "reduction": arm.reduction if arm.loss == "contrastive" else "mean",
         "memory": arm.memory,
         "seed": seed,
