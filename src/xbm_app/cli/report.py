@@ -32,15 +32,15 @@ def compare(
     Example: `xbm compare runs/with_memory runs/without_memory`
     """
     from xbm_app.report.run_folders import read_result, report_runs
+    from xbm_app.report.statistics import metric_title
 
     results = [read_result(run) for run in runs]
     names = [name for name in results[0] if name.startswith("recall@") and not name.endswith("_std")] + ["map@r"]
-    titles = [name.replace("recall@", "R@").replace("map@r", "MAP@R") for name in names]
     rows = [
         [run.name, *(f"{100 * result[name]:.2f}" if name in result else "–" for name in names)]
         for run, result in zip(runs, results)
     ]
-    print_rows(["run, in percent", *titles], rows, numbers=True)
+    print_rows(["run, in percent", *map(metric_title, names)], rows, numbers=True)
     print(report_runs(runs, out))
 
 
