@@ -52,7 +52,7 @@ def export_run(run: Path, out: Path) -> Exported:
     }
     write_onnx(program, out / "model.onnx", properties)
     write_program(program, out / "model.pt2")
-    compared = sample(embedder, run)
+    compared = sample(embedder)
     runners = {"model.onnx": run_onnx(out / "model.onnx"), "model.pt2": run_program(out / "model.pt2")}
     difference = {name: largest_difference(runner, compared) for name, runner in runners.items()}
     for name, largest in difference.items():
@@ -88,12 +88,11 @@ class Sample:
     wanted: np.ndarray
 
 
-def sample(embedder: Embedder, run: Path) -> Sample:
+def sample(embedder: Embedder) -> Sample:
     """Test images of the run, from the whole set; random pixels if its data is not available."""
     side, channels = embedder.augmentation.resize, embedder.augmentation.channels
     try:
-        folder = run if run.is_dir() else run.parents[1]
-        images = read_run(embedder.config, folder).protocols[0].query
+        images = read_run(embedder.config, embedder.checkpoint.parents[1]).protocols[0].query
         indices = np.unique(np.linspace(0, len(images) - 1, IMAGES).astype(int)).tolist()
         feed = DecodeFeed(images, embedder.augmentation)
         views, source = [feed.view(index) for index in indices], f"{len(indices)} test images of {images.name}"
