@@ -21,7 +21,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from xbm.errors import InputError
-from xbm_app.serve.uploads import ENVELOPE, MOST_BYTES, too_large
+from xbm_app.serve.uploads import ENVELOPE, MOST_BYTES, TOO_LARGE
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 DRAINED_BYTES, DRAINED_SECONDS = 256_000_000, 20  # read of a refused request, so that the client sees the refusal
@@ -141,7 +141,7 @@ class Guard:
                 return _refuse(401, words, {"www-authenticate": "Bearer"})
         length = request.headers.get("content-length", "0")
         if not length.isdigit() or int(length) > MOST_BYTES + ENVELOPE:
-            return _refuse(413, too_large())
+            return _refuse(413, TOO_LARGE)
         return None
 
 
@@ -164,7 +164,7 @@ def _counted(receive: Receive) -> Receive:
         read += len(message.get("body", b""))
         if read > MOST_BYTES + ENVELOPE:
             await _drain(receive)
-            raise HTTPException(413, too_large())
+            raise HTTPException(413, TOO_LARGE)
         return message
 
     return counted
