@@ -41,10 +41,15 @@ def replacing(path: Path) -> Iterator[Path]:
         raise
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_bytes(path: Path, content: bytes) -> None:
+    """Atomically replaces the file at `path`, and creates its folder if needed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
-        temporary.write_text(json.dumps(value, indent=2) + "\n")
+        temporary.write_bytes(content)
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_bytes(path, f"{json.dumps(value, indent=2)}\n".encode())
 
 
 def write_checkpoint(path: Path, state: dict[str, Any]) -> None:

@@ -135,7 +135,6 @@ def prepare(
     from xbm_app.data import store_writer as store
     from xbm_app.data.images import parts
     from xbm_app.data.store import folder_of
-    from xbm_app.data.store_writer import write_outline
 
     if (out / "config.yaml").exists():
         raise InputError(f"{out} is a run folder: use another --out for the store")
@@ -148,7 +147,7 @@ def prepare(
     for name, images in sets.items():
         store.prepare(images, out / name, resize, mode, workers)
         typer.echo(f"{out / name}: {len(images):,} images")
-    write_outline(dataset, out)
+    store.write_outline(dataset, out)
 
 
 def _read_dataset(data: str, root: Path | None) -> "Dataset":

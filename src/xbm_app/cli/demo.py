@@ -1,8 +1,11 @@
 """`xbm demo`: the built-in glyphs with and without memory, a few seeds each, side by side on the cores of a laptop."""
 
+import math
 import multiprocessing
 import os
+import shlex
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -13,6 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from xbm.errors import InputError
+from xbm_app.cli.tables import print_rows
+from xbm_app.files import write_json
 
 if TYPE_CHECKING:
     from xbm_app.train.config import Config
@@ -32,26 +37,20 @@ def demo(
 
     Example: `xbm demo` · `xbm demo --seeds 1 --json figures.json`
     """
-    import math
-    import shlex
-    import sys
     import webbrowser
 
     from rich.console import Console
-    from rich.table import Table
 
     start = time.monotonic()
     console = Console()
     runs = run_demo(out, seeds, iterations or ITERATIONS, say=lambda text: console.print(text, highlight=False))
-    table = Table("loss", "R@1", "± s.e.", "gain from memory", "seeds")
+    rows = []
     for row in summary(runs):
         gain = f"{100 * row['gain']:+.1f} ± {100 * row['gain_error']:.1f}" if "gain" in row else ""
         error = "" if math.isnan(row["error"]) else f"{100 * row['error']:.1f}"
-        table.add_row(row["name"], f"{100 * row['mean']:.1f}", error, gain.replace(" ± nan", ""), str(row["seeds"]))
-    console.print(table)
+        rows.append([row["name"], f"{100 * row['mean']:.1f}", error, gain.replace(" ± nan", ""), str(row["seeds"])])
+    print_rows(["loss", "R@1", "± s.e.", "gain from memory", "seeds"], rows)
     if json is not None:
-        from xbm_app.files import write_json
-
         write_json(json, {"runs": runs, "seconds": time.monotonic() - start})
     from xbm_app.report.run_folders import report_runs
 
@@ -67,9 +66,6 @@ def demo(
 
 def _called() -> str:
     """The command that started this program, for copying: `make demo` does not use an `xbm` on the path."""
-    import shlex
-    import sys
-
     if os.path.basename(sys.argv[0]) != "__main__.py":
         return "xbm"
     python = os.path.relpath(sys.executable)
@@ -198,7 +194,7 @@ def _run(arm: Arm, seed: int, out: str, iterations: int) -> dict[str, Any]:
     recall = {name: value for name, value in result.items() if name.startswith(("recall@", "map@r", "r_precision"))}
     return {
         "name": arm.name,
-        "loss": "contrastive" if arm.loss == "contrastive" else "ms",
+        "loss": arm.loss,
         "reduction": arm.reduction if arm.loss == "contrastive" else "mean",
         "memory": arm.memory,
         "seed": seed,

@@ -9,6 +9,8 @@ from zipfile import BadZipFile
 import typer
 
 from xbm.errors import InputError, unknown
+from xbm_app.cli.tables import print_rows
+from xbm_app.files import write_json
 
 # The names in the file, and the arguments of xbm.retrieval.evaluate that they become.
 ARRAYS = {
@@ -36,9 +38,8 @@ def evaluate(
         if root is not None:
             raise InputError("--root is the folder with a run's images: omit it for an .npz file")
         chosen = tuple(_whole(k) for k in ks.split(",")) if ks else (1, 10, 100, 1000)
-        scores = evaluate_npz(what, chosen)
-        show_scores(scores)
-        result: dict = scores
+        result: dict = evaluate_npz(what, chosen)
+        show_scores(result)
     else:
         if ks is not None:
             raise InputError("--ks is for .npz files, runs are scored by their data set's own protocol: omit it")
@@ -48,8 +49,6 @@ def evaluate(
         result = evaluate_run(what, root)
         show(result)
     if json is not None:
-        from xbm_app.files import write_json
-
         write_json(json, result)
 
 
@@ -99,12 +98,5 @@ def _read_arrays(path: Path) -> dict[str, Any]:
 
 def show_scores(scores: Mapping[str, float]) -> None:
     """Prints scores as a table: fractions in percent, counts as they are."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table()
-    table.add_column("metric")
-    table.add_column("value", justify="right")
-    for name, value in scores.items():
-        table.add_row(name, f"{value:,}" if isinstance(value, int) else f"{100 * value:.2f} %")
-    Console().print(table)
+    rows = [(name, f"{value:,}" if isinstance(value, int) else f"{100 * value:.2f} %") for name, value in scores.items()]
+    print_rows(["metric", "value"], rows, numbers=True)

@@ -6,6 +6,8 @@ from typing import Annotated
 import typer
 
 from xbm.errors import InputError
+from xbm_app.cli.tables import print_rows
+from xbm_app.files import write_json
 
 
 def report(
@@ -29,19 +31,16 @@ def compare(
 
     Example: `xbm compare runs/with_memory runs/without_memory`
     """
-    from rich.table import Table
-
-    from xbm_app.cli.tables import print_table
     from xbm_app.report.run_folders import read_result, report_runs
+    from xbm_app.report.statistics import metric_title
 
     results = [read_result(run) for run in runs]
     names = [name for name in results[0] if name.startswith("recall@") and not name.endswith("_std")] + ["map@r"]
-    table = Table("run, in percent")
-    for name in names:
-        table.add_column(name.replace("recall@", "R@").replace("map@r", "MAP@R"), justify="right")
-    for run, result in zip(runs, results):
-        table.add_row(run.name, *(f"{100 * result[name]:.2f}" if name in result else "–" for name in names))
-    print_table(table)
+    rows = [
+        [run.name, *(f"{100 * result[name]:.2f}" if name in result else "–" for name in names)]
+        for run, result in zip(runs, results)
+    ]
+    print_rows(["run, in percent", *map(metric_title, names)], rows, numbers=True)
     print(report_runs(runs, out))
 
 
@@ -59,20 +58,13 @@ def drift(
     """
     if out is not None and out.suffix != ".svg":
         raise InputError(f"{out} must end in .svg")
-    from rich.table import Table
-
-    from xbm_app.cli.tables import print_table
     from xbm_app.report.printed_figures import draw_drift, drift_table, drift_values
     from xbm_app.report.run_folders import read_drift
 
     records = {folder.resolve().name: read_drift(folder) for folder in runs}
-    table = Table("run", "Δt", "first tenth", "before the decay", "after the decay", caption="mean squared distance, at most 4")
-    for name, curves in records.items():
-        for row in drift_table(name, curves):
-            table.add_row(*row)
-    print_table(table)
+    head = ["run", "Δt", "first tenth", "before the decay", "after the decay"]
+    rows = [row for name, curves in records.items() for row in drift_table(name, curves)]
+    print_rows(head, rows, caption="mean squared distance, at most 4")
     if json is not None:
-        from xbm_app.files import write_json
-
         write_json(json, {name: drift_values(record) for name, record in records.items()})
     print(draw_drift(records, out or runs[0] / "drift.svg"))

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from xbm.errors import InputError
+from xbm_app.cli.tables import print_rows
 
 
 def index(
@@ -101,21 +102,18 @@ def search(
         print(json_module.dumps(results, indent=2, ensure_ascii=False))
     else:
         from rich.markup import escape
-        from rich.table import Table
-
-        from xbm_app.cli.tables import print_table
 
         for query, _, hits in answers:
-            table = Table("", "similarity", "label", "path", title=escape(str(query)), title_justify="left")
-            for rank, hit in enumerate(hits, start=1):
-                where = shown_path(searcher.root, hit.path)
-                table.add_row(str(rank), f"{hit.similarity:.4f}", escape(hit.label), escape(where))
-            print_table(table)
+            rows = [
+                [str(rank), f"{hit.similarity:.4f}", escape(hit.label), escape(shown_path(searcher.root, hit.path))]
+                for rank, hit in enumerate(hits, start=1)
+            ]
+            print_rows(["", "similarity", "label", "path"], rows, title=escape(str(query)), title_justify="left")
     if sheet is not None and answers:
-        from xbm_app.search.results_page import write_results_page as write_sheet
+        from xbm_app.search.results_page import write_results_page
 
         pictures = [(str(query), image, hits) for query, image, hits in answers]
-        write_sheet(sheet, f"Search in {searcher.name}", pictures, searcher.catalogue.thumbnail)
+        write_results_page(sheet, f"Search in {searcher.name}", pictures, searcher.catalogue.thumbnail)
         print(sheet, file=sys.stderr if json else sys.stdout)
     if failed:
         raise typer.Exit(2)

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from xbm.errors import InputError
+from xbm_app.cli.tables import print_rows
 
 
 def train(
@@ -71,15 +72,12 @@ def train(
             default = "auto" if memory else "paper"  # without memory that is the in-batch loss of the preset
             weights = overrides.get("model.weights")
             chosen = preset_of("own" if data is not None else preset, loss, trunk, recipe or default, weights)
-        changes: dict[str, object] = {}
+        folders = {"data.root": root or data, "data.store": store}
+        changes: dict[str, object] = {key: str(path.resolve()) for key, path in folders.items() if path is not None}
+        if data is not None:
+            changes["data.name"] = "own"
         if seed is not None:
             changes["seed"] = seed
-        if data is not None:
-            changes |= {"data.name": "own", "data.root": str(data.resolve())}
-        if root is not None:
-            changes["data.root"] = str(root.resolve())
-        if store is not None:
-            changes["data.store"] = str(store.resolve())
         if not memory:
             changes["memory.ratio"] = 0.0
         if skip_problems:
@@ -121,22 +119,17 @@ def parse_settings(settings: list[str] | None) -> dict[str, str]:
 
 def show(result: dict) -> None:
     """Prints the scores of a run as a table: one row per metric, one column per protocol."""
-    from rich.table import Table
-
-    from xbm_app.cli.tables import print_table
-
     protocols = result["protocols"]
     first = next(iter(protocols.values()))
     names = [name for name in first if not name.endswith("_std") and name not in ("queries", "without_relevant")]
     trained, chosen = result.get("checkpoint_iterations", result["iterations"]), result.get("checkpoint") == "best.pt"
-    table = Table("in percent", caption=f"after {trained} iterations" + (" (best.pt)" if chosen else ""))
-    for protocol in protocols:
-        table.add_column(protocol, justify="right")
+    rows = []
     for name in names:
         # a protocol with random galleries has two sets of scores: these are its own
         values = [scores.get(f"one_per_class/{name}", scores.get(name)) for scores in protocols.values()]
-        table.add_row(name, *("" if value is None else f"{100 * value:.2f}" for value in values))
-    print_table(table)
+        rows.append([name, *("" if value is None else f"{100 * value:.2f}" for value in values)])
+    caption = f"after {trained} iterations" + (" (best.pt)" if chosen else "")
+    print_rows(["in percent", *protocols], rows, numbers=True, caption=caption)
 
 
 def presets(
@@ -157,11 +150,7 @@ def presets(
 
         print(yaml.safe_dump(to_dict(preset(name, loss, trunk, recipe)), sort_keys=False), end="")
         return
-    from rich.table import Table
-
-    from xbm_app.cli.tables import print_table
-
-    table = Table("preset", "trunk", "dim", "lr", "lr × 0.1 at", "iterations", "R_M", "memory", "warm-up")
+    rows = []
     for each in DATASETS:
         try:
             c = preset(each, loss, trunk, recipe)
@@ -171,12 +160,12 @@ def presets(
         keyed = f", α {c.memory.alpha:g}" if c.memory.update == "backprop" else ""
         keyed += f", m {c.memory.momentum:g}" if c.memory.update != "queue" else ""
         decay = ", ".join(map(str, c.optim.decay_at)) or "–"
-        table.add_row(
+        rows.append([
             each, c.model.trunk, str(c.model.dim), f"{c.optim.lr:g}", decay, str(c.optim.iterations),
             f"{c.memory.ratio:g}", c.memory.update + keyed, str(c.memory.start),
-        )  # fmt: skip
-    if not table.row_count:
+        ])  # fmt: skip
+    if not rows:
         raise refused
-    print_table(table)
+    print_rows(["preset", "trunk", "dim", "lr", "lr × 0.1 at", "iterations", "R_M", "memory", "warm-up"], rows)
     print(f"each × losses contrastive, triplet, ms, ... × trunks {', '.join(TRUNKS)} × recipes {', '.join(RECIPES)}")
     print(f"shown with the recipe `{recipe}`; the default of `xbm train` is `auto`")

@@ -12,7 +12,7 @@ from xbm_app.data.feeds import DecodeFeed
 from xbm_app.data.transforms import LONGEST
 from xbm_app.export.formats import Portable, record, run_onnx, run_program, windows, write_onnx, write_program
 from xbm_app.export.model_card import write_card
-from xbm_app.files import replacing
+from xbm_app.files import write_bytes
 from xbm_app.train.dataset import read_run
 from xbm_app.train.load import Embedder, load
 
@@ -52,7 +52,7 @@ def export_run(run: Path, out: Path) -> Exported:
     }
     write_onnx(program, out / "model.onnx", properties)
     write_program(program, out / "model.pt2")
-    compared = sample(embedder, run)
+    compared = sample(embedder)
     runners = {"model.onnx": run_onnx(out / "model.onnx"), "model.pt2": run_program(out / "model.pt2")}
     difference = {name: largest_difference(runner, compared) for name, runner in runners.items()}
     for name, largest in difference.items():
@@ -65,10 +65,8 @@ def export_run(run: Path, out: Path) -> Exported:
     differences = ", ".join(f"`{name}` {largest:.1e}" for name, largest in difference.items())
     parity = f"Largest difference from the run on {compared.source}: {differences}."
     sizes = {name: (out / name).stat().st_size for name in difference}
-    script = files("xbm_app.export").joinpath("embed_onnx.txt").read_text(encoding="utf-8")
-    for name, text in {"embed.py": script, "MODEL_CARD.md": write_card(embedder, run, parity, sizes)}.items():
-        with replacing(out / name) as beside:
-            beside.write_text(text, encoding="utf-8")
+    write_bytes(out / "embed.py", files("xbm_app.export").joinpath("embed_onnx.txt").read_bytes())
+    write_bytes(out / "MODEL_CARD.md", write_card(embedder, run, parity, sizes).encode())
     return Exported(out, difference, compared.source)
 
 
@@ -90,12 +88,11 @@ class Sample:
     wanted: np.ndarray
 
 
-def sample(embedder: Embedder, run: Path) -> Sample:
+def sample(embedder: Embedder) -> Sample:
     """Test images of the run, from the whole set; random pixels if its data is not available."""
     side, channels = embedder.augmentation.resize, embedder.augmentation.channels
     try:
-        folder = run if run.is_dir() else run.parents[1]
-        images = read_run(embedder.config, folder).protocols[0].query
+        images = read_run(embedder.config, embedder.checkpoint.parents[1]).protocols[0].query
         indices = np.unique(np.linspace(0, len(images) - 1, IMAGES).astype(int)).tolist()
         feed = DecodeFeed(images, embedder.augmentation)
         views, source = [feed.view(index) for index in indices], f"{len(indices)} test images of {images.name}"

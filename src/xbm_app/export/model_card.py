@@ -5,6 +5,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from xbm_app.report.statistics import metric_title
 from xbm_app.train.config import Config, flat
 from xbm_app.train.load import Embedder
 
@@ -122,7 +123,7 @@ def _recall(result: dict[str, Any], step: int) -> str:
         return "Not measured: the run was not finished when it was exported."
     names = [name for name in result if name.startswith("recall@") and not name.endswith("_std")] + ["map@r"]
     names = [name for name in names if name in result]
-    head = " | ".join(name.replace("recall@", "R@").replace("map@r", "MAP@R") for name in names)
+    head = " | ".join(map(metric_title, names))
     figures = " | ".join(f"{100 * result[name]:.1f}" for name in names)
     protocol = f"Protocol “{result.get('protocol', 'test')}”, {result.get('queries', 0):,} queries, in percent:"
     if step != result.get("iterations", step):

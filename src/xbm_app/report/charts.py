@@ -116,6 +116,11 @@ class Line:
     high: np.ndarray | None = None
     dash: int = 0
 
+    @property
+    def known(self) -> np.ndarray:
+        """Positions of the points that are not gaps."""
+        return np.flatnonzero(np.isfinite(self.y))
+
 
 @dataclass(frozen=True, eq=False)
 class Axes:
@@ -143,7 +148,7 @@ def panel(title: str, lines: Sequence[Line], axes: Axes, summary: str, below: st
         summary: a description for screen readers.
         below: a sentence under the chart.
     """
-    shown = [line for line in lines if np.isfinite(line.y).any()]
+    shown = [line for line in lines if len(line.known)]
     position = axes.read_x(_resting(shown[0], axes)[0]) if shown else "nothing measured"
     return tag(
         "div",
@@ -229,8 +234,7 @@ def _legend_entry(line: Line, axes: Axes) -> Html:
 
 def _resting(line: Line, axes: Axes) -> tuple[float, float]:
     """The point that the legend shows while the pointer is elsewhere."""
-    known = np.flatnonzero(np.isfinite(line.y))
-    i = known[0] if axes.start else known[-1]
+    i = line.known[0 if axes.start else -1]
     return float(line.x[i]), float(line.y[i])
 
 
@@ -238,9 +242,8 @@ def _readings(lines: Sequence[Line], axes: Axes) -> str:
     """JSON for readout.js: for each point of each line its x in the drawing, its position and its value as text."""
     readings = []
     for line in lines:
-        known = np.isfinite(line.y)
-        places = axes.x.place(line.x[known], LEFT, RIGHT).tolist()
-        points = zip(line.x[known].tolist(), line.y[known].tolist(), places)
+        x, y = line.x[line.known], line.y[line.known]
+        points = zip(x.tolist(), y.tolist(), axes.x.place(x, LEFT, RIGHT).tolist())
         readings.append([[round(place, 1), axes.read_x(x), axes.read_y(y)] for x, y, place in points])
     return json.dumps(readings, ensure_ascii=False, separators=(",", ":"))
 

@@ -19,11 +19,11 @@ def figure(panels: Sequence[Html], caption: str) -> Html:
 
 def recall_curves(groups: Sequence[Group]) -> Html | None:
     """R@K over K, one panel per loss."""
-    known = []
-    for group in groups:
-        curve = over_seeds([(np.arange(1, len(run.curve) + 1), np.array(run.curve)) for run in group.runs], bins=4096)
-        if curve is not None:
-            known.append((group, curve))
+
+    def recall_over_k(group: Group) -> Curve | None:
+        return over_seeds([(np.arange(1, len(run.curve) + 1), np.array(run.curve)) for run in group.runs], bins=4096)
+
+    known = _known(groups, recall_over_k)
     if not known:
         return None
     x = ranks(int(max(curve.x[-1] for _, curve in known)))
@@ -62,13 +62,7 @@ def loss_curves(groups: Sequence[Group]) -> Html | None:
     if not drawn:
         return None
     panels = [
-        panel(
-            title,
-            lines,
-            _over_steps(lines, linear(_extent(lines), zero=True), "loss", lambda v: f"{v:.3g}"),
-            _summary(title, lines),
-        )
-        for title, lines in drawn
+        _over_steps(title, lines, linear(_extent(lines), zero=True), "loss", lambda v: f"{v:.3g}") for title, lines in drawn
     ]
     caption = "Training loss."
     if any(len(lines) > 1 for _, lines in drawn):
@@ -87,10 +81,7 @@ def evaluations(groups: Sequence[Group]) -> Html | None:
     if not any(len(line.x) > 1 for _, lines in drawn for line in lines):
         return None
     y = linear(_extent(line for _, lines in drawn for line in lines))
-    panels = [
-        panel(title, lines, _over_steps(lines, y, "R@1, %", lambda v: f"{v:.1f}"), _summary(title, lines))
-        for title, lines in drawn
-    ]
+    panels = [_over_steps(title, lines, y, "R@1, %", lambda v: f"{v:.1f}") for title, lines in drawn]
     return figure(panels, "R@1 at the evaluations during training.")
 
 
@@ -104,10 +95,7 @@ def negatives(groups: Sequence[Group]) -> Html | None:
     if not drawn:
         return None
     y = counts(_extent(line for _, _, lines in drawn for line in lines))
-    panels = [
-        panel(t, lines, _over_steps(lines, y, "valid negatives per step", count), _summary(t, lines), _sources(group))
-        for t, group, lines in drawn
-    ]
+    panels = [_over_steps(title, lines, y, "valid negatives per step", count, _sources(group)) for title, group, lines in drawn]
     return figure(
         panels, "Negatives with a non-zero gradient, per step (the paper’s Figure 4). The axis is logarithmic above 1."
     )
@@ -119,10 +107,7 @@ def drift(groups: Sequence[Group]) -> Html | None:
     if not drawn:
         return None
     y = linear(_extent(line for _, _, lines in drawn for line in lines), zero=True)
-    panels = [
-        panel(t, lines, _over_steps(lines, y, "drift", distance), _summary(t, lines), _slows(group, lines))
-        for t, group, lines in drawn
-    ]
+    panels = [_over_steps(title, lines, y, "drift", distance, _slows(group, lines)) for title, group, lines in drawn]
     caption = (
         "Mean squared distance between an image’s embedding now and Δt steps ago (the paper’s Figure 3); for unit vectors it "
         "is at most 4. The lower the lines, the longer an embedding in the memory stays valid."
@@ -137,10 +122,15 @@ def _with_and_without(groups: Sequence[Group], curve_of: Callable[[Group], Curve
     """(title, lines without and with memory) for each loss and reduction."""
     panels = []
     for members in together(groups):
-        known = [(group, curve) for group in members if (curve := curve_of(group)) is not None]
+        known = _known(members, curve_of)
         if known:
             panels.append((_title(members), _lines(known)))
     return panels
+
+
+def _known(groups: Sequence[Group], curve_of: Callable[[Group], Curve | None]) -> list[tuple[Group, Curve]]:
+    """The groups that have a curve, with their curves."""
+    return [(group, curve) for group in groups if (curve := curve_of(group)) is not None]
 
 
 def _of_memory(groups: Sequence[Group], *sources: tuple[str, str, str]) -> list[tuple[str, Group, list[Line]]]:
@@ -183,9 +173,13 @@ def _series(group: Group, key: str) -> Curve | None:
     return over_seeds([(run.trace.step, getattr(run.trace, key)) for run in group.runs])
 
 
-def _over_steps(lines: Sequence[Line], y: Scale, title: str, read: Callable[[float], str]) -> Axes:
+def _over_steps(
+    title: str, lines: Sequence[Line], y: Scale, y_title: str, read_y: Callable[[float], str], below: str = ""
+) -> Html:
+    """A panel of lines over the training steps."""
     x = linear([v for line in lines for v in (line.x[0], line.x[-1])], zero=True, snug=True)
-    return Axes(x, y, "step", title, lambda v: f"step {v:,.0f}", read)
+    axes = Axes(x, y, "step", y_title, lambda v: f"step {v:,.0f}", read_y)
+    return panel(title, lines, axes, _summary(title, lines), below)
 
 
 def _extent(lines: Iterable[Line]) -> list[float]:
@@ -203,11 +197,7 @@ def _title(groups: Sequence[Group]) -> str:
 
 def _summary(title: str, lines: Sequence[Line]) -> str:
     """What a screen reader says instead of the chart."""
-    ends = [
-        f"{line.name} from {line.y[k[0]]:.3g} to {line.y[k[-1]]:.3g}"
-        for line in lines
-        if len(k := np.flatnonzero(np.isfinite(line.y)))
-    ]
+    ends = [f"{line.name} from {y[0]:.3g} to {y[-1]:.3g}" for line in lines if len(y := line.y[line.known])]
     return f"{title}: {listed(ends)}." if ends else title
 
 
@@ -221,7 +211,7 @@ def _sources(group: Group) -> str:
 
 def _slows(group: Group, lines: Sequence[Line]) -> str:
     line = max(lines, key=lambda one: (one.colour == "drift-100", -len(one.name)))
-    known = line.y[np.isfinite(line.y)]
+    known = line.y[line.known]
     late = group.settled(line.colour.replace("-", "_"))
     if len(known) < 4 or math.isnan(late):
         return ""

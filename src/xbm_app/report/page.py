@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from xbm.errors import InputError
+from xbm_app.files import write_bytes
 from xbm_app.report import curves, galleries
 from xbm_app.report.groups import Comparison, Group, RunView, compare, group_runs
 from xbm_app.report.headline import header, left_out, notes, reductions
 from xbm_app.report.markup import Html, join, shell, tag
-from xbm_app.report.statistics import MISSING, change, duration, error_bar, listed, loss_name, percent
+from xbm_app.report.statistics import MISSING, change, duration, error_bar, listed, loss_name, metric_title, percent
 
 LIMIT = 3_000_000  # bytes
 ENCODERS = tuple(galleries.Encoder(side, quality) for side, quality in ((96, 80), (72, 70), (56, 60), (40, 50)))
@@ -37,10 +38,7 @@ def write_report(runs: Sequence[RunView], out: Path, title: str) -> Path:
         page = render(title, groups, comparisons, encode)
         if len(page) < LIMIT:
             break
-    out.parent.mkdir(parents=True, exist_ok=True)
-    beside = out.with_name(f"{out.name}.part")
-    beside.write_bytes(page)
-    beside.replace(out)
+    write_bytes(out, page)
     return out
 
 
@@ -109,7 +107,7 @@ def results(groups: Sequence[Group], comparisons: Sequence[Comparison]) -> Html:
     data = listed(list(dict.fromkeys(run.data for group in groups for run in group.runs if run.data)) or ["the test classes"])
     several = any(len(group.runs) > 1 for group in groups)
     caption = f"Percent on {data}" + ("; mean ± standard error over seeds." if several else ".") + " Time: training, per run."
-    head = ["setting", "seeds", *(_metric_title(name) for name in names), "time"]
+    head = ["setting", "seeds", *(metric_title(name) for name in names), "time"]
     caveats = [tag("p", sentence, class_="caveat") for sentence in left_out(groups, comparisons)]
     passages = [
         tag("aside", tag("h3", heading), *(tag("p", p) for p in paragraphs)) for heading, paragraphs in reductions(groups)
@@ -167,12 +165,6 @@ def metric_names(runs: Sequence[RunView]) -> list[str]:
     """Names of all metrics: recall by increasing K, then the others in their order."""
     names = dict.fromkeys(name for run in runs for name in run.recall)
     return sorted(names, key=lambda name: (0, int(m[1])) if (m := re.fullmatch(r"recall@(\d+)", name)) else (1, 0))
-
-
-def _metric_title(name: str) -> str:
-    if name == "r_precision":
-        return "R-precision"
-    return f"R@{name.removeprefix('recall@')}" if name.startswith("recall@") else name.upper()
 
 
 def _top(groups: Sequence[Group]) -> Group | None:

@@ -94,8 +94,7 @@ def _line(axes: Any, line: dict[str, Any], colour: str) -> None:
     marker = "o" if line.get("marker", len(line["x"]) < 12) else ""
     axes.plot(line["x"], line["y"], style, marker=marker, markersize=3.5, color=colour, label=line["label"])
     if line.get("error"):
-        low = [y - e for y, e in zip(line["y"], line["error"])]
-        high = [y + e for y, e in zip(line["y"], line["error"])]
+        low, high = np.subtract(line["y"], line["error"]), np.add(line["y"], line["error"])
         axes.fill_between(line["x"], low, high, color=colour, alpha=0.15, linewidth=0)
 
 

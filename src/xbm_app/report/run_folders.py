@@ -68,9 +68,8 @@ def _memory(config: configs.Config) -> str:
 def _first_seeds(labels: Sequence[str], settings: Sequence[configs.Config]) -> list[int]:
     """The run with the lowest seed of each group: pictures of all seeds would make the page heavy without saying more."""
     first: dict[str, int] = {}
-    for k, (label, config) in enumerate(zip(labels, settings)):
-        if label not in first or config.seed < settings[first[label]].seed:
-            first[label] = k
+    for k in sorted(range(len(labels)), key=lambda k: settings[k].seed):
+        first.setdefault(labels[k], k)
     return sorted(first.values())
 
 

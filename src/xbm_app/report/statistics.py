@@ -75,13 +75,8 @@ def over_seeds(series: Iterable[tuple[np.ndarray, np.ndarray]], bins: int = BINS
         return None
     steps = np.unique(np.concatenate([s for s, _ in pairs]))
     edges = steps[:: -(-len(steps) // bins)]  # equally many steps per bin, otherwise adjacent bins differ in noise
-    table = np.stack([_bin_means(s, v, edges) for s, v in pairs])  # (seeds, bins)
-    known = np.isfinite(table)
-    count = known.sum(axis=0)
-    empty = count == 0
-    mean = np.where(empty, np.nan, np.where(known, table, 0).sum(axis=0) / np.maximum(count, 1))
-    low = np.where(empty, np.nan, np.where(known, table, np.inf).min(axis=0))
-    high = np.where(empty, np.nan, np.where(known, table, -np.inf).max(axis=0))
+    table = np.ma.masked_invalid([_bin_means(s, v, edges) for s, v in pairs])  # (seeds, bins)
+    mean, low, high = (over.filled(np.nan) for over in (table.mean(axis=0), table.min(axis=0), table.max(axis=0)))
     return Curve(_bin_means(steps, steps, edges), mean, low, high)
 
 
@@ -162,6 +157,13 @@ def distance(value: float) -> str:
 def loss_name(loss: str) -> str:
     """A loss as people write it: "multi_similarity" is "multi similarity", "ms" is "MS"."""
     return loss.upper() if len(loss) < 3 else loss.replace("_", " ")
+
+
+def metric_title(name: str) -> str:
+    """A metric as tables write it: "recall@1" is "R@1", "map@r" is "MAP@R"."""
+    if name == "r_precision":
+        return "R-precision"
+    return f"R@{name.removeprefix('recall@')}" if name.startswith("recall@") else name.upper()
 
 
 def listed(parts: Sequence[str]) -> str:

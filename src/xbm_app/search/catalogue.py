@@ -142,8 +142,7 @@ class Catalogue:
             vectors: (B, D) unit rows.
         """
         for entry, vector, webp in zip(entries, np.ascontiguousarray(vectors, "<f4"), thumbnails, strict=True):
-            old = self.find(entry.key)
-            self.remove([] if old is None else [old])
+            self.discard(entry.key)
             values = (*entry.key, entry.label, entry.size, entry.time, vector.tobytes())
             row = self._database.execute(
                 "INSERT INTO images (path, box, label, size, time, vector) VALUES (?, ?, ?, ?, ?, ?)", values
@@ -155,6 +154,11 @@ class Catalogue:
         rows = [(int(image),) for image in ids]
         self._database.executemany("DELETE FROM images WHERE id = ?", rows)
         self._database.executemany("DELETE FROM thumbnails WHERE id = ?", rows)
+
+    def discard(self, key: tuple[str, str]) -> None:
+        """Removes the image with this path and box, if there is one."""
+        image = self.find(key)
+        self.remove([] if image is None else [image])
 
     def relabel(self, labels: Iterable[tuple[int, str]]) -> None:
         self._database.executemany("UPDATE images SET label = ? WHERE id = ?", [(label, image) for image, label in labels])

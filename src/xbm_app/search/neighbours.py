@@ -50,7 +50,7 @@ class Exact:
             places = np.flatnonzero(np.isin(self.ids, among))
             params = faiss.SearchParameters(sel=faiss.IDSelectorBatch(places))
         similarity, place = _search(self._index, queries, min(k, len(self.ids)), params)
-        return _filled(np.where(place < 0, -np.inf, similarity), np.where(place < 0, -1, self.ids[place]), k)
+        return _ranked(np.where(place < 0, -np.inf, similarity), np.where(place < 0, -1, self.ids[place]), k)
 
 
 class Compressed:
@@ -75,7 +75,7 @@ class Compressed:
     def search(self, queries: np.ndarray, k: int, among: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Like `Exact.search`. With `among`, the search is exact and costs as much as reading those vectors."""
         if among is not None:
-            return _filled(*_best(queries, among, self._catalogue.vectors(among), k), k)
+            return _best(queries, among, self._catalogue.vectors(among), k)
         depth = k + (k if self._dead else 0)
         while True:
             depth = min(depth, len(self._coded))
@@ -88,7 +88,7 @@ class Compressed:
                 similarity, ids = np.where(gone, -np.inf, similarity), np.where(gone, -1, ids)
             enough = ((ids >= 0).sum(axis=1) >= min(k, len(self.ids))).all()
             if enough or depth == len(self._coded):
-                return _filled(*_sorted(similarity, ids, k), k)
+                return _ranked(similarity, ids, k)
             depth *= 4
 
 
@@ -138,7 +138,7 @@ def recall(neighbours: Neighbours, catalogue: Catalogue, k: int = 10, queries: i
     for start in range(0, len(ids), CHUNK):
         chunk = ids[start : start + CHUNK]
         part = _best(rows, chunk, catalogue.vectors(chunk), k + 1)
-        similarity, truth = _sorted(np.hstack([similarity, part[0]]), np.hstack([truth, part[1]]), k + 1)
+        similarity, truth = _ranked(np.hstack([similarity, part[0]]), np.hstack([truth, part[1]]), k + 1)
     hits = total = 0
     for query, near, true in zip(query_ids.tolist(), retrieved.tolist(), truth.tolist()):
         true_others = set([image for image in true if image not in (query, -1)][:k])
@@ -192,25 +192,19 @@ def _trained(catalogue: Catalogue, ids: np.ndarray, dim: int) -> "faiss.IndexIDM
 
 
 def _best(queries: np.ndarray, ids: np.ndarray, vectors: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """The k nearest of some vectors, by exact search."""
+    """The k nearest of some vectors, by exact search; padded like those of `Exact.search`."""
     if not len(ids):
         return _nothing(len(queries), k)
     similarity, place = faiss.knn(queries, vectors, min(k, len(ids)), metric=faiss.METRIC_INNER_PRODUCT)
-    return similarity, ids[place]
+    return _ranked(similarity, ids[place], k)
 
 
-def _sorted(similarity: np.ndarray, ids: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """The k most similar of each row, most similar first."""
-    order = np.argsort(-similarity, axis=1, kind="stable")[:, :k]
-    return np.take_along_axis(similarity, order, 1), np.take_along_axis(ids, order, 1)
-
-
-def _filled(similarity: np.ndarray, ids: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows padded to k, ordered by similarity and, for equal similarities, by id."""
+def _ranked(similarity: np.ndarray, ids: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """The k most similar of each row, ordered by similarity and, for equal similarities, by id; short rows are padded."""
     short = ((0, 0), (0, max(0, k - ids.shape[1])))
     similarity = np.pad(similarity, short, constant_values=-np.inf)
     ids = np.pad(ids, short, constant_values=-1)
-    order = np.lexsort((ids, -similarity))
+    order = np.lexsort((ids, -similarity))[:, :k]
     return np.take_along_axis(similarity, order, 1), np.take_along_axis(ids, order, 1)
 
 

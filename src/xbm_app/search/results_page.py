@@ -5,7 +5,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from xbm_app.files import replacing
+from xbm_app.files import write_bytes
 from xbm_app.report.galleries import Encoder, strip, webp_uri
 from xbm_app.report.markup import Html, shell, tag
 from xbm_app.search.searcher import Hit
@@ -28,9 +28,7 @@ def write_results_page(
         results = [_result(rank, hit, thumbnail(hit.id)) for rank, hit in enumerate(hits, start=1)]
         sections.append(tag("section", tag("h2", name), tag("div", query, strip(results, "nothing found"), class_="sheet")))
     heading = tag("header", tag("h1", title), tag("p", "Nearest first; the number is the similarity.", class_="extent"))
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(out) as beside:
-        beside.write_bytes(shell(title, tag("main", heading, *sections)))
+    write_bytes(out, shell(title, tag("main", heading, *sections)))
     return out
 
 

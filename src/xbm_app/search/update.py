@@ -19,7 +19,7 @@ from xbm.errors import InputError
 from xbm_app.data.images import ImageSet, Row, image_files, readable
 from xbm_app.data.own_images import read_records, row_of
 from xbm_app.files import write_checkpoint
-from xbm_app.search.catalogue import FILE, TABLES, Catalogue, Entry, Known, model_file, root_of
+from xbm_app.search.catalogue import FILE, TABLES, Catalogue, Entry, model_file, root_of
 from xbm_app.search.searcher import quickest_threads
 from xbm_app.train.config import to_dict
 from xbm_app.train.load import Embedder, load
@@ -64,21 +64,13 @@ def update(run: Path, source: Path, out: Path, tell: Tell, quiet: bool = False) 
             catalogue.remove(known[key].id for key in gone)
             catalogue.relabel((old.id, entry.label) for entry, old in kept if entry.label != old.label)
         todo = [*changed, *new]
-        unreadable = _embed(catalogue, model, root_of(source), todo, known, tell, quiet) if todo else 0
+        unreadable = _embed(catalogue, model, root_of(source), todo, tell, quiet) if todo else 0
         if not len(catalogue):
             raise InputError(f"none of the images of {source} can be read: give another folder")
     return Changes(len(new), len(changed), len(gone), len(kept) - len(changed), unreadable)
 
 
-def _embed(
-    catalogue: Catalogue,
-    model: Embedder,
-    root: Path,
-    entries: Sequence[Entry],
-    known: dict[tuple[str, str], Known],
-    tell: Tell,
-    quiet: bool,
-) -> int:
+def _embed(catalogue: Catalogue, model: Embedder, root: Path, entries: Sequence[Entry], tell: Tell, quiet: bool) -> int:
     """Embeds and adds images batch by batch; returns how many could not be read."""
 
     def prepare(image: Image.Image) -> tuple[np.ndarray, bytes]:
@@ -92,8 +84,7 @@ def _embed(
             with catalogue.change():
                 for index, error in failed.items():
                     tell(error)
-                    key = entries[index].key
-                    catalogue.remove([known[key].id] if key in known else [])
+                    catalogue.discard(entries[index].key)
                 if vectors is not None:
                     catalogue.add([entries[index] for index in prepared], vectors, [webp for _, webp in prepared.values()])
     return unreadable

@@ -10,22 +10,18 @@ import ipaddress
 import json
 import secrets
 import socket
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from http.cookies import CookieError, SimpleCookie
-from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
 
+from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from xbm.errors import InputError
-from xbm_app.serve.uploads import ENVELOPE, MOST_BYTES, too_large
-
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
+from xbm_app.serve.uploads import ENVELOPE, MOST_BYTES, TOO_LARGE
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 DRAINED_BYTES, DRAINED_SECONDS = 256_000_000, 20  # read of a refused request, so that the client sees the refusal
@@ -61,12 +57,7 @@ class Access:
             name = urlsplit(f"//{host}").hostname or ""
         except ValueError:
             return False
-        if name in self.hosts:
-            return True
-        try:
-            return self.addresses and bool(ipaddress.ip_address(name))
-        except ValueError:
-            return False
+        return name in self.hosts or (self.addresses and _ip(name) is not None)
 
     def admits(self, token: str | None) -> bool:
         """Whether a token is correct, compared in constant time."""
@@ -83,12 +74,16 @@ def access_to(host: str, allowed: Sequence[str], token: str | None) -> Access:
 
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach a host."""
-    if host == "localhost":
-        return True
+    ip = _ip(host)
+    return host == "localhost" if ip is None else ip.is_loopback
+
+
+def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """The IP address that a host is given as; None for a name."""
     try:
-        return ipaddress.ip_address(host).is_loopback
+        return ipaddress.ip_address(host)
     except ValueError:
-        return False
+        return None
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -111,7 +106,7 @@ def address(host: str, port: int, token: str | None) -> str:
 class Guard:
     """An ASGI application around another that refuses what `Access` or the size limit does not allow."""
 
-    def __init__(self, app: App, access: Access) -> None:
+    def __init__(self, app: ASGIApp, access: Access) -> None:
         self._app, self._access = app, access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -120,46 +115,43 @@ class Guard:
             return
         if scope["type"] != "http":
             return  # web sockets are not supported
-        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
         send = _with_headers(send)
-        refused = self._refused(scope, headers)
-        if refused is None:
+        refusal = self._refusal(Request(scope))
+        if refusal is None:
             await self._app(scope, _counted(receive), send)
             return
         await _drain(receive)
-        await _answer(send, *refused)
+        await refusal(scope, receive, send)
 
-    def _refused(self, scope: Scope, headers: dict[str, str]) -> tuple[int, str, dict[str, str]] | None:
-        """Status, message and headers of a refusal; None lets the request pass."""
-        host, origin = headers.get("host", ""), headers.get("origin")
+    def _refusal(self, request: Request) -> Response | None:
+        """The response to a request that is not allowed; None lets it pass."""
+        host, origin, path = request.headers.get("host", ""), request.headers.get("origin"), request.scope["path"]
         if not self._access.knows(host):
-            return 400, "unknown host name: use the address that `xbm serve` printed, or start it with --allow-host", {}
+            return _refuse(400, "unknown host name: use the address that `xbm serve` printed, or start it with --allow-host")
         if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
-            return 403, "requests from other sites are not allowed", {}
-        if self._access.token is not None and scope["path"] not in OPEN:
-            token = parse_qs(scope["query_string"].decode("latin-1")).get("token", [None])[0]
-            if scope["path"] == "/" and token is not None and self._access.admits(token):
+            return _refuse(403, "requests from other sites are not allowed")
+        if self._access.token is not None and path not in OPEN:
+            token = request.query_params.get("token")
+            if path == "/" and token is not None and self._access.admits(token):
                 # From here on the cookie is enough, so the token is in no address that the user may share.
                 cookie = f"{COOKIE}={token}; HttpOnly; SameSite=Strict; Path=/"
-                return 303, "", {"location": "/", "set-cookie": cookie}
-            if not self._access.admits(_token(headers)):
+                return Response(status_code=303, headers={"location": "/", "set-cookie": cookie})
+            if not self._access.admits(_token(request)):
                 words = "a token is needed: open the address that `xbm serve` printed, or send it as `Authorization: Bearer`"
-                return 401, words, {"www-authenticate": "Bearer"}
-        length = headers.get("content-length", "0")
+                return _refuse(401, words, {"www-authenticate": "Bearer"})
+        length = request.headers.get("content-length", "0")
         if not length.isdigit() or int(length) > MOST_BYTES + ENVELOPE:
-            return 413, too_large(), {}
+            return _refuse(413, TOO_LARGE)
         return None
 
 
-def _token(headers: dict[str, str]) -> str | None:
-    scheme, _, token = headers.get("authorization", "").partition(" ")
-    if scheme.lower() == "bearer":
-        return token.strip()
-    try:
-        cookie = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
-    except CookieError:
-        return None
-    return None if cookie is None else cookie.value
+def _refuse(status: int, message: str, headers: dict[str, str] | None = None) -> Response:
+    return Response(json.dumps({"error": message}), status, headers, "application/json")
+
+
+def _token(request: Request) -> str | None:
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else request.cookies.get(COOKIE)
 
 
 def _counted(receive: Receive) -> Receive:
@@ -172,7 +164,7 @@ def _counted(receive: Receive) -> Receive:
         read += len(message.get("body", b""))
         if read > MOST_BYTES + ENVELOPE:
             await _drain(receive)
-            raise HTTPException(413, too_large())
+            raise HTTPException(413, TOO_LARGE)
         return message
 
     return counted
@@ -195,17 +187,9 @@ async def _drain(receive: Receive) -> None:
 def _with_headers(send: Send) -> Send:
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":
-            own = {name.lower() for name, _ in message["headers"]}
-            more = [(name.encode(), value.encode()) for name, value in HEADERS.items() if name.encode() not in own]
-            message = {**message, "headers": [*message["headers"], *more]}
+            headers = MutableHeaders(scope=message)
+            for name, value in HEADERS.items():
+                headers.setdefault(name, value)
         await send(message)
 
     return sending
-
-
-async def _answer(send: Send, status: int, message: str, extra: dict[str, str]) -> None:
-    body = json.dumps({"error": message}).encode() if message else b""
-    headers = {"content-type": "application/json", "content-length": str(len(body)), **extra}
-    pairs = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": status, "headers": pairs})
-    await send({"type": "http.response.body", "body": body})

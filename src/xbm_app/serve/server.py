@@ -6,7 +6,6 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from importlib.resources import files
 from math import gcd
 from pathlib import Path
@@ -20,12 +19,13 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp
 
 from xbm import __version__
 from xbm.errors import InputError
 from xbm_app.data.parallel import default_workers
 from xbm_app.search.searcher import Hit, Searcher, quickest_threads
-from xbm_app.serve.access import Access, App, Guard, access_to, address, listen
+from xbm_app.serve.access import Access, Guard, access_to, address, listen
 from xbm_app.serve.uploads import MOST_BYTES, MOST_PIXELS, open_upload
 
 T = TypeVar("T")
@@ -112,7 +112,7 @@ LabelQuery = Annotated[str | None, Query(max_length=300, description="search onl
 Place = Annotated[int, Query(ge=0, le=1, description="position of the run in /api/about")]
 
 
-def create_app(searchers: Sequence[Searcher], access: Access) -> App:
+def create_app(searchers: Sequence[Searcher], access: Access) -> ASGIApp:
     """The application for one index, or for two to compare.
 
     Images are decoded by a few threads. Model and search run on a single thread, since their libraries use all cores
@@ -271,16 +271,16 @@ def serve(folders: Sequence[Path], host: str, port: int, allowed: Sequence[str] 
     """Serves until Ctrl-C or SIGTERM; requests in progress are still answered."""
     warnings.filterwarnings("ignore", category=PIL.Image.DecompressionBombWarning)  # uploads have their own limit
     access = access_to(host, allowed, token)
-    with listen(host, port) as listener, ExitStack() as stack:
+    with listen(host, port) as listener:
         searchers = [Searcher(folder) for folder in folders]
         app = create_app(searchers, access)
-        stack.enter_context(quickest_threads(searchers[0].model, batch=1))
         config = uvicorn.Config(
             app, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=PATIENCE, lifespan="off"
         )
         # uvicorn shuts down cleanly and then raises the signal again, which would kill the process without these handlers.
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: None)
-        print(f"Open {address(host, listener.getsockname()[1], access.token)} (press Ctrl-C to stop)", flush=True)
-        uvicorn.Server(config).run(sockets=[listener])
+        with quickest_threads(searchers[0].model, batch=1):
+            print(f"Open {address(host, listener.getsockname()[1], access.token)} (press Ctrl-C to stop)", flush=True)
+            uvicorn.Server(config).run(sockets=[listener])
     print("stopped", flush=True)

@@ -12,6 +12,7 @@ FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")  # what browsers show; the file 
 MOST_BYTES = 20_000_000
 MOST_PIXELS = 50_000_000
 ENVELOPE = 65_536  # bytes of a request besides the file, for multipart
+TOO_LARGE = f"the file is larger than {MOST_BYTES // 1_000_000} MB: use a smaller one"
 
 
 def open_upload(content: bytes, at_least: int) -> Image.Image:
@@ -32,7 +33,3 @@ def open_upload(content: bytes, at_least: int) -> Image.Image:
         raise HTTPException(413, str(error)) from None
     except (*UNREADABLE, MemoryError):
         raise HTTPException(422, "the image is damaged or incomplete") from None
-
-
-def too_large() -> str:
-    return f"the file is larger than {MOST_BYTES // 1_000_000} MB: use a smaller one"

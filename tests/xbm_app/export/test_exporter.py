@@ -79,7 +79,7 @@ def test_a_file_that_is_another_model_does_not_stay(searchable, tmp_path, monkey
 
 def test_it_is_measured_on_the_runs_own_test_images(searchable):
     embedder = load(searchable)
-    found = sample(embedder, searchable)
+    found = sample(embedder)
     assert found.source == "36 test images of photos test"  # all there are
     assert found.pixels.shape == (36, 1, 16, 16) and found.wanted.shape == (36, 12)
 
@@ -87,7 +87,7 @@ def test_it_is_measured_on_the_runs_own_test_images(searchable):
 def test_without_the_data_random_pixels_do_and_it_says_so(searchable, tmp_path):
     run = shutil.copytree(searchable, tmp_path / "run")
     (run / "split.csv").write_text("path,label,split,role\ngone.png,a,train,\ngone.png,b,test,\n")
-    found = sample(load(run), run)
+    found = sample(load(run))
     assert "random pixels" in found.source and found.pixels.shape == (100, 1, 16, 16)
 
 
