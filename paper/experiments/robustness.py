@@ -164,9 +164,9 @@ class Steps:
     """Trains a config some steps at a time. Its memory, if it has one, is used from the first step."""
 
     def __init__(self, config: Config, folder: Path) -> None:
-        self.job = RunState(config, read_run(config, folder), folder)
-        self.job.model.train()
-        self.learn_next = steps(self.job, 0, Console(config.optim.iterations, 0, quiet=True))
+        self.run = RunState(config, read_run(config, folder), folder)
+        self.run.model.train()
+        self.learn_next = steps(self.run, 0, Console(config.optim.iterations, 0, quiet=True))
         self.done = 0
 
     def seconds(self, count: int) -> float:
@@ -174,17 +174,17 @@ class Steps:
         self._wait()
         start = time.perf_counter()
         for step in range(self.done, self.done + count):
-            self.job.set_learning_rate(step)
-            self.learn_next(step, self.job.memory is not None)
-            if self.job.label_memory is not None and (step + 1) % self.job.label_check_every == 0:
-                ignore_label_errors(self.job.label_memory, self.job.dataset.train.num_classes)
+            self.run.set_learning_rate(step)
+            self.learn_next(step, self.run.memory is not None)
+            if self.run.label_memory is not None and (step + 1) % self.run.label_check_every == 0:
+                ignore_label_errors(self.run.label_memory, self.run.dataset.train.num_classes)
         self._wait()
         self.done += count
         return (time.perf_counter() - start) / count
 
     def _wait(self) -> None:
-        if self.job.device.type == "cuda":
-            torch.cuda.synchronize(self.job.device)
+        if self.run.device.type == "cuda":
+            torch.cuda.synchronize(self.run.device)
 
 
 def in_turns(configs: Mapping[str, Config], folder: Path) -> dict[str, list[float]]:

@@ -85,7 +85,7 @@ def test_nobody_with_a_negative_is_said():
     assert weight_shares(ContrastiveLoss(), S, POSITIVE, none) == {"anchors": 0}
 
 
-def job(rows, labels, anchors, folder):
+def run_of(rows, labels, anchors, folder):
     """A run whose model returns the given rows, whose memory contains all of them, and whose batch is `anchors`."""
     rows, labels = F.normalize(torch.tensor(rows, dtype=torch.float32)), np.array(labels)
     memory = CrossBatchMemory(len(rows), rows.shape[1])
@@ -124,7 +124,7 @@ def fan(angles):
 def test_negatives_are_taken_evenly_from_hard_to_simple(tmp_path):
     """Image 0 and its positive 1 at angle 0; 31 negatives fan out: those within 60 degrees pass 0.5."""
     degrees = np.arange(1, 94, 3)
-    mined = measure_mined(job(fan(np.radians([0, 0, *degrees])), [0, 0, *[1] * 31], [0], tmp_path))
+    mined = measure_mined(run_of(fan(np.radians([0, 0, *degrees])), [0, 0, *[1] * 31], [0], tmp_path))
     (row,) = mined["uniform"]
     hard = [2 + k for k, d in enumerate(degrees) if d < 60]
     assert row["anchor"] == 0 and row["positive"] == 1
@@ -137,19 +137,19 @@ def test_negatives_are_taken_evenly_from_hard_to_simple(tmp_path):
 
 def test_only_anchors_with_hard_enough_negatives_are_shown(tmp_path):
     """The nearest negative is 50 degrees away: 0.64, and only two pass 0.5."""
-    mined = measure_mined(job(fan(np.radians([0, 5, 50, 55, 80])), [0, 0, 1, 1, 1], [0], tmp_path))
+    mined = measure_mined(run_of(fan(np.radians([0, 5, 50, 55, 80])), [0, 0, 1, 1, 1], [0], tmp_path))
     assert mined == {"uniform": [], "hardest": []}
 
 
 def test_the_batchs_own_negatives_stand_beside_them(tmp_path):
-    mined = measure_mined(job(fan(np.radians([0, 0, *range(1, 13)])), [0, 0, *[1] * 12], [0, 13, 5], tmp_path))
+    mined = measure_mined(run_of(fan(np.radians([0, 0, *range(1, 13)])), [0, 0, *[1] * 12], [0, 13, 5], tmp_path))
     for rows in mined.values():
         row = next(each for each in rows if each["anchor"] == 0)
         assert [image for image, _ in row["batch"]] == [5, 13]
 
 
 def test_without_a_memory_there_is_nothing_to_mine(tmp_path):
-    made = job(fan([0, 1]), [0, 1], [0], tmp_path)
+    made = run_of(fan([0, 1]), [0, 1], [0], tmp_path)
     made.memory = None
     assert measure_mined(made) == {"uniform": [], "hardest": []}
 

@@ -150,7 +150,7 @@ def test_everybody_warms_up_and_then_the_order_turns(photos, tmp_path, monkeypat
 
     class Watched(Steps):
         def seconds(self, count):
-            made.append((self.job.config.memory.update, self.done, count))
+            made.append((self.run.config.memory.update, self.done, count))
             super().seconds(count)
             return float(len(made))
 
@@ -168,9 +168,9 @@ def test_everybody_warms_up_and_then_the_order_turns(photos, tmp_path, monkeypat
 def test_steps_train_and_their_memory_is_on_from_the_first(photos, tmp_path):
     config = tiny_config(photos, optim__iterations=4, memory__start=3, memory__fill=False)
     steps = Steps(config, tmp_path)
-    before = [p.detach().clone() for p in steps.job.model.parameters()]
-    assert steps.seconds(1) > 0 and steps.done == 1 and len(steps.job.memory) == config.batch.size
-    assert any(not torch.equal(one, other) for one, other in zip(before, steps.job.model.parameters()))
+    before = [p.detach().clone() for p in steps.run.model.parameters()]
+    assert steps.seconds(1) > 0 and steps.done == 1 and len(steps.run.memory) == config.batch.size
+    assert any(not torch.equal(one, other) for one, other in zip(before, steps.run.model.parameters()))
     assert Steps(tiny_config(photos, memory__ratio=0.0), tmp_path).seconds(2) > 0
 
 

@@ -15,7 +15,7 @@ from xbm import ContrastiveLoss, CrossBatchMemory
 from xbm.losses import LOSSES
 from xbm_app.train.dataset import begin_run, read_run
 from xbm_app.train.loop import train
-from xbm_app.train.state import RunState as Job
+from xbm_app.train.state import RunState
 
 GLYPHS = setting_of("glyphs")
 
@@ -119,15 +119,15 @@ def test_the_parts_of_a_gradient_by_hand(own_photos, tmp_path, reduction):
         own_photos, loss__reduction=reduction, loss__options="{margin: -0.9}", memory__start=1, optim__iterations=4
     )
     train(config, tmp_path / "run", quiet=True)
-    job = Job(config, read_run(config, tmp_path / "run"), tmp_path / "run")
-    job.restore()
-    job.model.eval()
-    truth = np.asarray(job.dataset.train.labels)
-    found = gradient_shares(job, truth)
+    run = RunState(config, read_run(config, tmp_path / "run"), tmp_path / "run")
+    run.restore()
+    run.model.eval()
+    truth = np.asarray(run.dataset.train.labels)
+    found = gradient_shares(run, truth)
     assert found["false"] == 0.0  # all labels are right
-    indices = job.data.sampler.batch(job.data.batches_per_step * 4)
-    anchors = job.model(job.data.feed.test(indices)).detach()
-    rows, ids, labels = job.memory.embeddings, job.memory.ids.numpy(), truth[indices]
+    indices = run.data.sampler.batch(run.data.batches_per_step * 4)
+    anchors = run.model(run.data.feed.test(indices)).detach()
+    rows, ids, labels = run.memory.embeddings, run.memory.ids.numpy(), truth[indices]
     positives = [np.flatnonzero((truth[ids] == label) & (ids != i)) for i, label in zip(indices, labels)]
     pulls = [rows[list(each)].sum(0).norm().item() for each in positives]
     assert found["memory"]["pull"] == pytest.approx(np.mean(pulls), rel=1e-3)
@@ -136,13 +136,13 @@ def test_the_parts_of_a_gradient_by_hand(own_photos, tmp_path, reduction):
     negatives = [((truth[ids] != label) & near[k]).sum() for k, label in enumerate(labels)]
     pushes = [min(n, max(len(p), 1)) if reduction == "balanced" else n for n, p in zip(negatives, positives)]
     assert found["memory"]["push_weight"] == pytest.approx(np.mean(pushes), rel=1e-3)
-    assert found["age"]["rows"] == job.memory.ages.median()
+    assert found["age"]["rows"] == run.memory.ages.median()
 
 
 def test_pushes_at_images_of_the_anchors_own_class_are_false(own_photos, tmp_path):
     config = tiny_config(own_photos, loss__options="{margin: -0.9}", memory__start=1, optim__iterations=4)
     train(config, tmp_path / "run", quiet=True)
-    job = Job(config, begin_run(config, tmp_path / "run"), tmp_path / "run")
-    job.restore()
-    job.model.eval()
-    assert gradient_shares(job, np.zeros(len(job.dataset.train), np.int64))["false"] == 1.0
+    run = RunState(config, begin_run(config, tmp_path / "run"), tmp_path / "run")
+    run.restore()
+    run.model.eval()
+    assert gradient_shares(run, np.zeros(len(run.dataset.train), np.int64))["false"] == 1.0
