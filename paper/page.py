@@ -122,9 +122,9 @@ def printed(value: float | None) -> str:
     return MISSING if value is None else f"{value:.1f}"
 
 
-def plus_minus(scores: Spread | None, sign: bool = False) -> str:
+def plus_minus(scores: Spread, sign: bool = False) -> str:
     """ "66.8 ± 0.4": mean and standard error in percent, or only the mean for a single seed."""
-    if scores is None or not len(scores):
+    if not scores:
         return MISSING
     mean = f"{100 * scores.mean:+.1f}" if sign else percent(scores.mean)
     return (mean if math.isnan(scores.error) else f"{mean} ± {100 * scores.error:.1f}").replace("-", "−")

@@ -48,7 +48,7 @@ def _summary(studies: Sequence[Study], paper: dict[str, Row]) -> Table:
             row += [printed(paper[label][0]) if label in paper else MISSING, _paper_gain(label, paper)]
         for study in studies:
             arms = {arm.label: arm for arm in study.arms}
-            scores = study.spread(arms[label]) if label in arms else None
+            scores = study.spread(arms[label]) if label in arms else Spread()
             row += [plus_minus(scores), plus_minus(gain(study, label), sign=True)]
         rows.append(row)
     return Table(header, rows)
@@ -61,19 +61,18 @@ def _paper_gain(label: str, paper: dict[str, Row]) -> str:
     return f"{row[0] - base[0]:+.1f}"
 
 
-def gain(study: Study, label: str) -> Spread | None:
-    """What the memory adds, seed by seed, or None if either side is missing."""
+def gain(study: Study, label: str) -> Spread:
+    """What the memory adds, seed by seed; empty if either side is missing."""
     arms = {arm.label: arm for arm in study.arms}
     base = label.removesuffix(" w/ M")
     if base == label or base not in arms or label not in arms:
-        return None
-    without, with_memory = study.spread(arms[base]), study.spread(arms[label])
-    return None if without is None or with_memory is None else paired(without, with_memory)
+        return Spread()
+    return paired(study.spread(arms[base]), study.spread(arms[label]))
 
 
 def _gain_claim(study: Study, arm: Arm, paper: dict[str, Row]) -> Claim | None:
     points = gain(study, arm.label)
-    if points is None or not len(points):
+    if not points:
         return None
     text = f"{study.setting.where}, {arm.label.removesuffix(' w/ M')}: the memory adds {plus_minus(points, sign=True)} points"
     paper_gain = _paper_gain(arm.label, paper)

@@ -229,10 +229,10 @@ def draw_recipes(data: str, studies: Sequence[Study]) -> list[Block]:
             arms = {arm.label.removeprefix(f"{loss}, "): arm for arm in study.arms if arm.label.startswith(f"{loss}, ")}
             scores = {name: study.spread(arms[name]) for name in names}
             best = _best(scores)
-            gain, lead = _gain(scores, NO_MEMORY), _gain(scores, best)
+            gain, lead = (paired(scores[name], scores[OURS]) for name in (NO_MEMORY, best))
             cells = [f"{study.setting.trunk}, {loss}", *map(plus_minus, scores.values())]
             rows.append([*cells, plus_minus(gain, sign=True), plus_minus(lead, sign=True)])
-            if gain is not None and lead is not None:
+            if gain and lead:
                 notes.append(_claim(f"{study.setting.where}, {loss}", gain, lead, best))
             choice = study.choice(arms[NO_MEMORY])
             if choice is not None:
@@ -245,15 +245,10 @@ def draw_recipes(data: str, studies: Sequence[Study]) -> list[Block]:
     return [Table(header, rows), f"One learning rate for all ({_rates(studies)}).", *notes] if rows else []
 
 
-def _gain(scores: dict[str, Spread | None], name: str) -> Spread | None:
-    other, ours = scores.get(name), scores[OURS]
-    return None if other is None or ours is None else paired(other, ours)
-
-
-def _best(scores: dict[str, Spread | None]) -> str:
+def _best(scores: dict[str, Spread]) -> str:
     """The best of the others by its mean."""
     others = [name for name in scores if name != OURS]
-    return max(others, key=lambda name: each.mean if (each := scores[name]) else -1.0)
+    return max(others, key=lambda name: scores[name].mean if scores[name] else -1.0)
 
 
 def _claim(where: str, gain: Spread, lead: Spread, best: str) -> Claim:

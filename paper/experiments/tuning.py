@@ -264,9 +264,9 @@ def draw_tuned(data: str, studies: Sequence[Study]) -> list[Block]:
         for kind in (TUNED, LETTER):
             for loss in (loss for loss in ORDER if label_of(loss, True, kind) in arms):
                 one, other = (study.spread(arms[label_of(loss, memory, kind)]) for memory in (False, True))
-                if one is None and other is None:
+                if not (one or other):
                     continue
-                gain = None if one is None or other is None else paired(one, other)
+                gain = paired(one, other)
                 printed_pair = [row[0] if (row := paper.get(name)) else None for name in (loss, f"{loss} w/ M")]
                 rows.append([
                     f"{loss}, {kind}", plus_minus(one), plus_minus(other), plus_minus(gain, sign=True),

@@ -147,7 +147,7 @@ def test_figures_are_written_one_way():
     assert printed(77.4) == "77.4" and printed(None) == "–"
     assert plus_minus(Spread({0: 0.5, 1: 0.52})) == "51.0 ± 1.0" and plus_minus(Spread({0: 0.5})) == "50.0"
     assert plus_minus(Spread({0: -0.05}), sign=True) == "−5.0" and plus_minus(Spread({0: 0.05}), sign=True) == "+5.0"
-    assert plus_minus(None) == plus_minus(Spread({})) == "–"
+    assert plus_minus(Spread()) == "–"
 
 
 def test_words():

@@ -42,7 +42,7 @@ def test_gains_are_taken_seed_by_seed():
 def test_a_study_finds_its_runs_by_what_they_are(tmp_path):
     records = Records(tmp_path)
     study = Study(EXPERIMENT, CARS, records)
-    assert study.choice(ARMS[0]) is None and study.config(ARMS[0], 0) is None and study.spread(ARMS[0]) is None
+    assert study.choice(ARMS[0]) is None and study.config(ARMS[0], 0) is None and not study.spread(ARMS[0])
     carry_out([EXPERIMENT], [CARS], 3, records)
     assert study.choice(ARMS[0]).picked == 1e-4
     assert [run.seed for run in study.runs(ARMS[0])] == [0, 1, 2]
