@@ -32,7 +32,7 @@ class Choice:
         """Whether a value beyond the candidates might have been better."""
         return len(self.tried) > 1 and self.picked in (min(self.tried), max(self.tried))
 
-    def told(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """The choice and its budget, for the result file."""
         return {
             "setting": self.setting,
@@ -122,6 +122,10 @@ class Study:
     def finished(self, arm: Arm) -> list[Record]:
         """The finished runs that did not diverge: only these have curves and measures."""
         return [record for record in self.runs(arm) if not record.values.get("failed")]
+
+    def measurement(self, arm: Arm, name: str) -> Any:
+        """A measurement on the first run of an arm that has it, or None."""
+        return next((run.measures[name] for run in self.runs(arm) if run.measures.get(name)), None)
 
     def spread(self, arm: Arm, name: str = "recall@1", protocol: str | None = None) -> Spread:
         """The scores of an arm."""

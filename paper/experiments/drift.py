@@ -283,7 +283,7 @@ def draw_lemma(data: str, studies: Sequence[Study]) -> list[Block]:
     for study in studies:
         rows, panels, claims = [], [], []
         for arm in study.arms:
-            measured = next((run.measures["lemma"] for run in study.runs(arm) if "lemma" in run.measures), None)
+            measured = study.measurement(arm, "lemma")
             if measured is None:
                 continue
             C = np.array(measured["C"])

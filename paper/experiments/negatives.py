@@ -134,7 +134,7 @@ def draw_outliers(data: str, studies: Sequence[Study]) -> list[Block]:
     middles = [round((a + b) / 2, 3) for a, b in pairwise(EDGES)]
     for study in studies:
         for arm in study.arms:
-            by_loss = _measured(study, arm, "outliers")
+            by_loss = study.measurement(arm, "outliers")
             if by_loss is None:
                 continue
             by_loss = {loss: shares for loss, shares in by_loss.items() if shares.get("anchors")}
@@ -225,7 +225,7 @@ def draw_mined(data: str, studies: Sequence[Study]) -> list[Block]:
     blocks: list[Block] = []
     for study in studies:
         (arm,) = _queue(study.setting)
-        mined = _measured(study, arm, "mined")
+        mined = study.measurement(arm, "mined")
         if mined is None:
             continue
         for kind, title in (
@@ -276,7 +276,7 @@ def draw_retrieved(data: str, studies: Sequence[Study]) -> list[Block]:
     """The same queries without and with memory: where the memory wins, and where both fail."""
     blocks: list[Block] = []
     for study in studies:
-        without, with_memory = (_measured(study, arm, "retrieved") for arm in study.arms)
+        without, with_memory = (study.measurement(arm, "retrieved") for arm in study.arms)
         if without is None or with_memory is None or without["queries"] != with_memory["queries"]:
             continue
         first = [(a[0], b[0]) for a, b in zip(without["right"], with_memory["right"])]
@@ -296,11 +296,6 @@ def draw_retrieved(data: str, studies: Sequence[Study]) -> list[Block]:
             if rows:
                 blocks.append(Pictures(f"retrieved-{kind}_{study.setting.slug}", data, rows, caption))
     return blocks
-
-
-def _measured(study: Study, arm: Arm, name: str) -> Any:
-    """A measurement of the first run of an arm that has it, or None."""
-    return next((run.measures[name] for run in study.runs(arm) if run.measures.get(name)), None)
 
 
 def _retrieved_row(run: dict[str, Any], k: int, name: str) -> list[Tile]:

@@ -97,7 +97,7 @@ class TunedChoice:
     def at_edge(self) -> bool:
         return self.picked in (self.tried[0], self.tried[-1])
 
-    def told(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """For the result file: the choice, all scores it rests on, and the budget that was spent on it."""
         budget = self.budget
         spent = budget.trial * len(self.trials) + (budget.full - budget.trial) * len(self.full) + budget.full * len(self.again)

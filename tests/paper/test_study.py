@@ -24,7 +24,7 @@ def test_a_choice_says_when_it_lies_at_the_edge():
 
 
 def test_the_budget_is_told():
-    told = Choice((1.0, 2.0), (0.25, 0.5)).told()
+    told = Choice((1.0, 2.0), (0.25, 0.5)).to_dict()
     assert told["picked"] == 2.0 and told["runs"] == 2 and told["scores"] == [0.25, 0.5] and told["seed"] == 0
 
 

@@ -74,7 +74,7 @@ def test_arms_differ_in_loss_and_memory_alone(setting):
 def test_no_memory_is_taken_with_the_reduction_that_was_better_on_the_held_out_classes(records):
     (study,) = carried_out(["robustness"], GLYPHS, records)
     bare = study.arms[0]
-    assert study.choice(bare).told() == {
+    assert study.choice(bare).to_dict() == {
         "setting": "loss.reduction", "picked": "mean", "tried": ["sum", "mean"], "scores": [0.5, 0.55],
         "by": "recall@1 on 20% of the training classes, held out", "seed": 0, "runs": 2,
     }  # fmt: skip

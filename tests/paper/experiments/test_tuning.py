@@ -85,7 +85,7 @@ def test_five_rates_then_three_at_full_length_then_two_on_the_other_fold(tmp_pat
     assert (choice.picked, choice.length, choice.added, choice.at_edge) == (1e-4, 2500, (), False)
     assert choice.score == pytest.approx(0.495)
     assert choice.settings == {"optim.lr": 1e-4, "optim.iterations": 3125, "optim.decay_at": (2500,)}
-    told = json.loads(json.dumps(choice.told()))
+    told = json.loads(json.dumps(choice.to_dict()))
     assert told["runs"] == 10 and told["iterations"] == 5 * 1000 + 3 * 3000 + 2 * 4000
     assert [len(told["curves"][stage]) for stage in told["curves"]] == [5, 3, 2]
 
@@ -118,7 +118,7 @@ def test_a_best_trial_at_the_edge_adds_a_rate_at_most_twice(tmp_path):
     progress, rounds = play(CARS, arm_of(CARS), Records(tmp_path), peak(1e-2, 4000))
     assert [[c.optim.lr for c in each] for each in rounds[1:3]] == [[3e-3], [1e-2]]
     assert {c.optim.iterations for each in rounds[1:3] for c in each} == {1000}
-    assert progress.choice.added == (3e-3, 1e-2) and progress.choice.at_edge and progress.choice.told()["longest"]
+    assert progress.choice.added == (3e-3, 1e-2) and progress.choice.at_edge and progress.choice.to_dict()["longest"]
     once, _ = play(CARS, arm_of(CARS, memory=True), Records(tmp_path), peak(3e-6, 500))
     assert once.choice.added == (3e-6, 1e-6) and once.choice.picked == 3e-6 and not once.choice.at_edge
 
