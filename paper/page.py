@@ -122,6 +122,11 @@ def printed(value: float | None) -> str:
     return MISSING if value is None else f"{value:.1f}"
 
 
+def printed_gain(before: float | None, after: float | None) -> str:
+    """The difference of two figures of the paper."""
+    return MISSING if before is None or after is None else f"{after - before:+.1f}".replace("-", "−")
+
+
 def plus_minus(scores: Spread, sign: bool = False) -> str:
     """ "66.8 ± 0.4": mean and standard error in percent, or only the mean for a single seed."""
     if not scores:

@@ -60,7 +60,7 @@ def recipe_arms(setting: Setting) -> list[Arm]:
     return arms
 
 
-def noise_arms(setting: Setting, share: float = NOISE["data.noise"]) -> list[Arm]:
+def noise_arms(setting: Setting, share: float) -> list[Arm]:
     """No memory and `auto` with wrong training labels; the reduction is chosen with correct ones."""
     return [
         replace(arm, settings={**arm.settings, "data.noise": share}, choose=None if arm.choose is None else {"data.noise": 0.0})
@@ -296,19 +296,18 @@ def draw_cost(data: str, studies: Sequence[Study]) -> list[Block]:
 
 
 BEYOND = "beyond the paper"
+
+
+def _noise_experiment(name: str, part: str, share: float) -> Experiment:
+    title, arms = f"{part} of the training labels wrong", partial(noise_arms, share=share)
+    return Experiment(name, title, BEYOND, ("cars", "glyphs"), arms, draw_recipes)
+
+
 EXPERIMENTS = (
     Experiment("robustness", "Every recipe, and no memory", BEYOND, SETTINGS, recipe_arms, draw_recipes),
-    Experiment(
-        "robustness-noise", "A tenth of the training labels wrong", BEYOND, ("cars", "glyphs"), noise_arms, draw_recipes
-    ),
-    Experiment(
-        "robustness-noise-20", "A fifth of the training labels wrong", BEYOND, ("cars", "glyphs"),
-        partial(noise_arms, share=0.2), draw_recipes,
-    ),
-    Experiment(
-        "robustness-noise-30", "Three tenths of the training labels wrong", BEYOND, ("cars", "glyphs"),
-        partial(noise_arms, share=0.3), draw_recipes,
-    ),
+    _noise_experiment("robustness-noise", "A tenth", NOISE["data.noise"]),
+    _noise_experiment("robustness-noise-20", "A fifth", 0.2),
+    _noise_experiment("robustness-noise-30", "Three tenths", 0.3),
     Experiment("robustness-before", "What auto was before", BEYOND, ("cars",), earlier_arms, draw_earlier, elsewhere=False),
     Experiment("robustness-choice", "What auto was chosen from", BEYOND, SETTINGS, candidate_arms, draw_candidates),
     Experiment("robustness-cost", "What auto costs", BEYOND, ("cars", "omniglot"), cost_arms, draw_cost),

@@ -31,7 +31,7 @@ from typing import Any
 
 from paper.experiment import CHOOSING_SEED, HOLDOUT, LOSSES, OFF, SUMMED, Arm, Experiment, Progress, Setting, config_of, grid
 from paper.experiments.losses import paper_rows
-from paper.page import Block, Table, plus_minus, printed
+from paper.page import Block, Table, plus_minus, printed, printed_gain
 from paper.record import Record, Records, identity
 from paper.study import Study, paired
 from xbm_app.report.statistics import MISSING, percent
@@ -271,7 +271,7 @@ def draw_tuned(data: str, studies: Sequence[Study]) -> list[Block]:
                 rows.append([
                     f"{loss}, {kind}", plus_minus(one), plus_minus(other), plus_minus(gain, sign=True),
                     str(len(gain)) if gain else MISSING,
-                    *(printed(value) for value in printed_pair), _difference(*printed_pair),
+                    *(printed(value) for value in printed_pair), printed_gain(*printed_pair),
                 ])  # fmt: skip
         header = [
             f"R@1, %, {study.setting.trunk}", "no memory", "memory", "gain", "seeds", "paper, no memory", "paper, memory",
@@ -279,10 +279,6 @@ def draw_tuned(data: str, studies: Sequence[Study]) -> list[Block]:
         ]  # fmt: skip
         blocks += [*([Table(header, rows)] if rows else []), *_choices(study)]
     return blocks
-
-
-def _difference(one: float | None, other: float | None) -> str:
-    return MISSING if one is None or other is None else f"{other - one:+.1f}".replace("-", "−")
 
 
 def _choices(study: Study) -> list[Block]:
