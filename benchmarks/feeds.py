@@ -7,10 +7,9 @@ turns over several rounds and the median is reported, so that other load on the 
 the page cache. Torch's own threads are disabled, because they slow down operations as small as those of plain Pillow.
 """
 
-import statistics
 import tempfile
-import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +17,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from benchmarks.measure import medians
 from xbm_app.data.feeds import Batches, DecodeFeed, Feed, ResidentFeed, StoreFeed
 from xbm_app.data.images import ImageSet
 from xbm_app.data.parallel import default_workers
@@ -97,24 +97,17 @@ def rows() -> list[dict[str, object]]:
             feeds["resident on the GPU"] = (200, ahead(ResidentFeed(stores["square"], PAPER, device="cuda", quiet=True)))
             official = ResidentFeed(stores["shorter"], OFFICIAL, device="cuda", quiet=True)
             feeds["resident on the GPU, resized crops"] = (200, ahead(official))
-        speeds: dict[str, list[float]] = {name: [] for name in feeds}
-        for number in range(ROUNDS + 1):
-            for name, (batches, feed) in feeds.items():
-                speed = _speed(feed, batches)
-                if number:  # the first round warms up
-                    speeds[name].append(speed)
-    median = {name: statistics.median(each) for name, each in speeds.items()}
-    first = next(iter(median.values()))
-    return [{"feed": name, "images per second": speed, "times plain": speed / first} for name, speed in median.items()]
+        seconds = medians({name: partial(_exhaust, *feed) for name, feed in feeds.items()}, ROUNDS, warm_up=1)
+    speeds = {name: feeds[name][0] * BATCH / seconds[name] for name in feeds}
+    first = next(iter(speeds.values()))
+    return [{"feed": name, "images per second": speed, "times plain": speed / first} for name, speed in speeds.items()]
 
 
-def _speed(feed: Callable[[int], Iterable[object]], batches: int) -> float:
-    start = time.perf_counter()
+def _exhaust(batches: int, feed: Callable[[int], Iterable[object]]) -> None:
     for _ in feed(batches):
         pass
     if torch.cuda.is_available():
         torch.cuda.synchronize()
-    return batches * BATCH / (time.perf_counter() - start)
 
 
 def main() -> None:

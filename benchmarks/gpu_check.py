@@ -77,17 +77,16 @@ def draw(m: int, M: int, D: int, stored: torch.dtype, way: str, kind: str) -> tu
     return anchors, labels, ids, memory
 
 
-def call(loss: PairLoss, v: Tensor, labels: Tensor, ids: Tensor, memory: CrossBatchMemory | None, way: str) -> Any:
-    exclude = {"instance": "instance", "rows": "instance"}.get(way, "copy")
-    return loss(v, labels, memory, ids=None if way == "newest" else ids, exclude=exclude, return_stats=True)
+def ids_and_exclude(ids: Tensor, way: str) -> tuple[Tensor | None, str]:
+    """Returns the arguments of a loss by which pairs of the same image are left out."""
+    return None if way == "newest" else ids, "instance" if way in ("instance", "rows") else "copy"
 
 
 def clear_of_thresholds(kind: str, v: Tensor, labels: Tensor, ids: Tensor, memory: CrossBatchMemory, way: str) -> bool:
     """Clears rows until no pair is closer than CLEAR to the threshold at which it starts or stops to count."""
     for _ in range(6):
         wide = widened(memory)
-        exclude = {"instance": "instance", "rows": "instance"}.get(way, "copy")
-        pairing = pair(v.double(), labels, wide, None if way == "newest" else ids, exclude)
+        pairing = pair(v.double(), labels, wide, *ids_and_exclude(ids, way))
         positive, negative = pairing.masks()  # (M, m)
         S = wide.rows.detach() @ v.double().T
         inf = torch.inf
@@ -146,7 +145,8 @@ def one(kind: str, D: int, stored: torch.dtype, way: str) -> dict[str, Any] | No
         v.requires_grad_()
         store = None if bank is None else widened(memory) if wide else memory
         memory.rows.grad = None
-        loss, stats = call(loss_of(kind, engine), v, labels, ids, store, way)
+        used_ids, exclude = ids_and_exclude(ids, way)
+        loss, stats = loss_of(kind, engine)(v, labels, store, ids=used_ids, exclude=exclude, return_stats=True)
         loss.backward()
         results.append((loss.detach(), v.grad, None if store is None else store.rows.grad, stats))
     (value, gradient, row_gradient, stats), (loss, our_gradient, our_row_gradient, our_stats) = results

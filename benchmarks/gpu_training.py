@@ -26,11 +26,10 @@ from xbm_app.data.store_writer import prepare
 from xbm_app.progress import Console
 from xbm_app.train.config import Config, override
 from xbm_app.train.finish import finish
-from xbm_app.train.loop import run_loop as run
-from xbm_app.train.loop import steps
+from xbm_app.train.loop import run_loop, steps
 from xbm_app.train.metrics import Metrics
 from xbm_app.train.presets import preset
-from xbm_app.train.state import RunState as Job
+from xbm_app.train.state import RunState
 
 TRAIN, TEST, SIDE = 59_551, 60_502, 256
 
@@ -68,15 +67,15 @@ def config_of(**settings: Any) -> Config:
     return override(preset("sop"), {**plain, **{name.replace("__", "."): value for name, value in settings.items()}})
 
 
-def fill(job: Job) -> None:
+def fill(run: RunState) -> None:
     """Fills the memory as in the middle of training: every row written, few rows near any anchor."""
-    if job.memory is None:
+    if run.memory is None:
         return
-    memory, M = job.memory, job.memory.size
+    memory, M = run.memory, run.memory.size
     for rows in memory.rows.split(1 << 18):
         rows.copy_(torch.nn.functional.normalize(torch.randn(rows.shape, device=rows.device)))
-    memory.row_labels.copy_(torch.arange(M, device=job.device) // 5)
-    memory.row_ids.copy_(torch.arange(M, device=job.device) % TRAIN)
+    memory.row_labels.copy_(torch.arange(M, device=run.device) // 5)
+    memory.row_ids.copy_(torch.arange(M, device=run.device) % TRAIN)
     memory.stamps.fill_(0)
     memory.count.fill_(M)
 
@@ -99,27 +98,27 @@ def step_of(settings: dict[str, Any], images: ImageSet, folder: Path, repeats: i
     gc.collect()
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated()
-    job = Job(config, dataset, folder)
+    run = RunState(config, dataset, folder)
     console = RecordingConsole(config.optim.iterations, 0, quiet=True)
-    fill(job)
+    fill(run)
     held = len(images) * SIDE * SIDE * 3
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
-    learn_next, number, times = steps(job, 0, console), 0, []
-    job.model.train()
+    learn_next, number, times = steps(run, 0, console), 0, []
+    run.model.train()
     for repeat in range(repeats + 1):
         first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         first.record()
         for _ in range(each):
-            job.set_learning_rate(number)
-            learn_next(number, job.memory is not None)
+            run.set_learning_rate(number)
+            learn_next(number, run.memory is not None)
             number += 1
         last.record()
         torch.cuda.synchronize()
         if repeat:  # the first repeat captures the graph
             times.append(first.elapsed_time(last) / each)
     peak = torch.cuda.max_memory_allocated() - held - before
-    bank = 0 if job.memory is None else sum(b.numel() * b.element_size() for b in job.memory.buffers())
+    bank = 0 if run.memory is None else sum(b.numel() * b.element_size() for b in run.memory.buffers())
     return {"ms": statistics.median(times), "least": min(times), "most": max(times), "peak_gb": peak / 1e9,
             "bank_gb": bank / 1e9, "path": console.messages, "repeats": times}  # fmt: skip
 
@@ -158,13 +157,13 @@ def schedule(out: Path, iterations: int, train_images: int, test_images: int, si
     config = config_of(data__store=str(store), data__resize=side, data__crop=crop, optim__iterations=iterations,
                        memory__start=1000, memory__fill=True, log__every=500, log__checkpoint_every=17_000)  # fmt: skip
     dataset = Dataset("random", sets["train"], (Protocol("leave one out", sets["test"], (1, 10, 100, 1000)),))
-    job = Job(config, dataset, folder)
+    run = RunState(config, dataset, folder)
     ready = time.time()
     folder.mkdir(parents=True, exist_ok=True)
     with Metrics(folder, 0, config) as metrics, Console(iterations, 0, quiet=False) as console:
-        run(job, 0, metrics, console)
+        run_loop(run, 0, metrics, console)
         trained = time.time()
-        result = finish(job, console)
+        result = finish(run, console)
     seconds = {"load": ready - begun, "train": trained - ready, "score": time.time() - trained, "in all": time.time() - begun}
     lines = list(csv.DictReader((folder / "metrics.csv").open()))
     summary = {**about(), "iterations": iterations, "images": train_images, "seconds": seconds, "recall@1": result["recall@1"],

@@ -4,6 +4,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
@@ -33,6 +34,12 @@ def peak_bytes(call: Callable[[], object]) -> int:
             held += event.nbytes()
             most = max(most, held)
     return most
+
+
+def process_memory(field: str, process: int | str = "self") -> int:
+    """Returns a field of /proc/PROCESS/status in KiB, such as VmRSS, the resident memory."""
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
 
 
 def machine() -> str:

@@ -21,6 +21,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.measure import process_memory
 from xbm.retrieval import evaluate
 
 THREADS = 2
@@ -149,17 +150,11 @@ class Run(NamedTuple):
 def _measure(method: Method, data: tuple[np.ndarray, np.ndarray]) -> Run:
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
-    before = _memory("VmRSS")
+    before = process_memory("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM to the current size
     start = time.perf_counter()
     scores = method(*data)
-    return Run(scores, time.perf_counter() - start, (_memory("VmHWM") - before) / 1024)
-
-
-def _memory(field: str) -> int:
-    """Returns a field of /proc/self/status in KiB."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
+    return Run(scores, time.perf_counter() - start, (process_memory("VmHWM") - before) / 1024)
 
 
 def _print(title: str, ratio: str, table: list[dict[str, float | str]]) -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.measure import machine
+from benchmarks.measure import machine, process_memory
 
 CLIENTS, SECONDS, IMAGES, ITERATIONS = 50, 30, 20_000, 200
 
@@ -79,12 +79,6 @@ async def client(
     writer.close()
 
 
-def resident_memory(process: int) -> float:
-    """Returns the resident memory of a process in MB."""
-    lines = Path(f"/proc/{process}/status").read_text().splitlines()
-    return next(int(line.split()[1]) / 1000 for line in lines if line.startswith("VmRSS"))
-
-
 async def load(port: int, server: int, pictures: list[Path]) -> None:
     times: dict[str, list[float]] = defaultdict(list)
     errors: list[str] = []
@@ -92,7 +86,7 @@ async def load(port: int, server: int, pictures: list[Path]) -> None:
     clients = [asyncio.create_task(client(port, pictures, begun + SECONDS, k, times, errors)) for k in range(CLIENTS)]
     for second in (5, 10, 20, SECONDS - 1):
         await asyncio.sleep(begun + second - time.perf_counter())
-        held.append(f"{resident_memory(server):.0f} MB after {second} s")
+        held.append(f"{process_memory('VmRSS', server) / 1000:.0f} MB after {second} s")
     await asyncio.gather(*clients)
     spent = time.perf_counter() - begun
     total = sum(len(each) for each in times.values())

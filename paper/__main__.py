@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -102,13 +103,8 @@ def paper(context: typer.Context, results: Annotated[Path, RESULTS_OPTION] = RES
 
     records = Records(results)
     settings = settings_of(records)
-    table = Table(
-        "experiment",
-        "title",
-        "in the paper",
-        "finished runs",
-        caption="python -m paper run NAME --data cars=DIR [--trunk NAME]",
-    )
+    columns = ("experiment", "title", "in the paper", "finished runs")
+    table = Table(*columns, caption="python -m paper run NAME --data cars=DIR [--trunk NAME]")
     for experiment in ALL.values():
         studies = [Study(experiment, setting, records) for setting in settings if experiment.suits(setting)]
         finished = {id(run) for study in studies for arm in study.arms for run in study.runs(arm)}
@@ -153,9 +149,7 @@ def run(
     from paper.workers import run_all
     from xbm.errors import InputError
 
-    def tell(text: str) -> None:
-        print(text, flush=True)
-
+    tell = partial(print, flush=True)
     if "smoke" in names:
         from paper.smoke import run_smoke
 
@@ -180,7 +174,7 @@ def run(
             float("inf") if budget is None else budget,
             tell,
         )
-    tell(f"{outcome.made} runs made, {outcome.left} left")
+    tell(f"{outcome.finished} runs made, {outcome.left} left")
     if outcome.failed:
         raise InputError(f"{len(outcome.failed)} runs failed; the first: {next(iter(outcome.failed.values()))}")
 

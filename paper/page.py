@@ -15,7 +15,7 @@ from paper.record import NAMED, Record, Records
 from paper.study import Spread, Study
 from xbm_app.data.images import Dataset
 from xbm_app.files import replacing
-from xbm_app.report import printed_figures as panels
+from xbm_app.report import printed_figures
 from xbm_app.report.statistics import MISSING, listed, percent
 
 TEMPLATES = Path(__file__).parent / "pages"
@@ -52,7 +52,7 @@ class Figure:
 
     Attributes:
         name: file name without suffix.
-        data: the values to draw, see `xbm_app/report/panels.py`; the file contains their digest.
+        data: the values to draw, see `xbm_app/report/printed_figures.py`; the file contains their digest.
     """
 
     name: str
@@ -122,9 +122,14 @@ def printed(value: float | None) -> str:
     return MISSING if value is None else f"{value:.1f}"
 
 
-def plus_minus(scores: Spread | None, sign: bool = False) -> str:
+def printed_gain(before: float | None, after: float | None) -> str:
+    """The difference of two figures of the paper."""
+    return MISSING if before is None or after is None else f"{after - before:+.1f}".replace("-", "−")
+
+
+def plus_minus(scores: Spread, sign: bool = False) -> str:
     """ "66.8 ± 0.4": mean and standard error in percent, or only the mean for a single seed."""
-    if scores is None or not len(scores):
+    if not scores:
         return MISSING
     mean = f"{100 * scores.mean:+.1f}" if sign else percent(scores.mean)
     return (mean if math.isnan(scores.error) else f"{mean} ± {100 * scores.error:.1f}").replace("-", "−")
@@ -159,11 +164,11 @@ def settings_of(records: Iterable[Record], mini: bool = False) -> list[Setting]:
     return sorted(settings, key=lambda s: (s.data, s.trunk, s.weights))
 
 
-def make_page(records: Records, document: Document, has_picture: Callable[[str], bool], mini: bool = False) -> Page:
+def make_page(records: Records, document: Document, has_picture: Callable[[Pictures], bool], mini: bool = False) -> Page:
     """Generates the text of a page and what its figures show.
 
     Args:
-        has_picture: whether the contact sheet with this name exists or will be drawn.
+        has_picture: whether a contact sheet exists or will be drawn.
         mini: for the miniature runs of `smoke`.
     """
     settings = settings_of(records, mini)
@@ -231,12 +236,12 @@ def _anchor(title: str) -> str:
     return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
 
 
-def _markdown(block: Block, has_picture: Callable[[str], bool]) -> str:
+def _markdown(block: Block, has_picture: Callable[[Pictures], bool]) -> str:
     if isinstance(block, str):
         return block
     if isinstance(block, Table):
         return block.markdown()
-    if isinstance(block, Pictures) and not has_picture(block.name):
+    if isinstance(block, Pictures) and not has_picture(block):
         command = f"python -m paper report --data {block.data}=DIR"
         return f"*{block.caption}* The photographs are not in this repository: `{command}` draws them."
     suffix = "svg" if isinstance(block, Figure) else "webp"
@@ -250,13 +255,12 @@ def write_page(
     datasets = datasets or {}
     folder = out / "figures"
     folder.mkdir(parents=True, exist_ok=True)
-    sheets = make_page(records, document, lambda _: False, mini).pictures
-    available = {path.stem for path in folder.glob("*.webp")} | {sheet.name for sheet in sheets if sheet.data in datasets}
-    page = make_page(records, document, available.__contains__, mini)
+    in_folder = {path.stem for path in folder.glob("*.webp")}
+    page = make_page(records, document, lambda sheet: sheet.data in datasets or sheet.name in in_folder, mini)
     for figure in page.figures:
         path = folder / f"{figure.name}.svg"
-        if drawn_from(path) != panels.digest(figure.data):
-            panels.save(figure.data, path)
+        if drawn_from(path) != printed_figures.digest(figure.data):
+            printed_figures.save(figure.data, path)
     for sheet in page.pictures:
         if sheet.data in datasets:
             draw_sheet(sheet.rows, datasets[sheet.data]).save(folder / f"{sheet.name}.webp", quality=80, method=6)

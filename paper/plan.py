@@ -58,7 +58,7 @@ def plan(experiments: Sequence[Experiment], settings: Sequence[Setting], seeds: 
     """
     choosing: dict[str, Task] = {}
     scored: dict[str, Task] = {}
-    there: set[str] = set()
+    done: set[str] = set()
     waiting = 0
     arms = [
         (study, arm)
@@ -71,29 +71,28 @@ def plan(experiments: Sequence[Experiment], settings: Sequence[Setting], seeds: 
         tried = {key(identity(config)): Task(config) for config in study.choosing(arm)}
         missing = {each: task for each, task in tried.items() if records.get(each) is None}
         choosing |= missing
-        there |= tried.keys() - missing.keys()
+        done |= tried.keys() - missing.keys()
         config = None if missing else study.config(arm, 0)
         if config is None:
             waiting += _seeds(arm, seeds)
         else:
             choice = study.choice(arm)
-            chosen.append((arm, config, None if choice is None else choice.told()))
-    for seed in range(
-        max((_seeds(arm, seeds) for arm, _, _ in chosen), default=0)
-    ):  # outermost: if time runs out, every arm has as many seeds as the others
-        for arm, first, told in chosen:
+            chosen.append((arm, config, None if choice is None else choice.to_dict()))
+    most = max((_seeds(arm, seeds) for arm, _, _ in chosen), default=0)
+    for seed in range(most):  # outermost: if time runs out, every arm has as many seeds as the others
+        for arm, first, summary in chosen:
             if seed >= _seeds(arm, seeds):
                 continue
-            task = Task(replace(first, seed=seed), told, arm.measures if seed == 0 else ())  # measured for one seed only
-            found = records.get(task.key)
-            if found is not None and (found.values.get("failed") or set(task.measures) <= set(found.measures)):
-                there.add(task.key)
+            task = Task(replace(first, seed=seed), summary, arm.measures if seed == 0 else ())  # measured for one seed only
+            record = records.get(task.key)
+            if record is not None and (record.values.get("failed") or set(task.measures) <= set(record.measures)):
+                done.add(task.key)
                 continue
             where = choosing if task.key in choosing else scored  # a run on held-out classes may also choose a rate
             before = where.setdefault(task.key, task)
             both = dict.fromkeys((*before.measures, *task.measures))
             where[task.key] = replace(before, measures=tuple(both))
-    return Plan([*choosing.values(), *scored.values()], waiting, len(there))
+    return Plan([*choosing.values(), *scored.values()], waiting, len(done))
 
 
 def _seeds(arm: Arm, most: int | None) -> int:

@@ -31,10 +31,10 @@ LATER = {"memory.doubt", "data.fold"}  # settings that came when results had nam
 def identity(config: Config) -> dict[str, Any]:
     """The settings that a figure depends on, by full name; a weights file is identified by its bare name."""
     settings = flat(config)
-    found = {name: _plain(value) for name, value in {**settings, **_unused(settings)}.items() if name not in APART}
-    if found["model.weights"] not in NAMED:
-        found["model.weights"] = Path(found["model.weights"]).name
-    return found
+    kept = {name: _plain(value) for name, value in {**settings, **_unused(settings)}.items() if name not in APART}
+    if kept["model.weights"] not in NAMED:
+        kept["model.weights"] = Path(kept["model.weights"]).name
+    return kept
 
 
 def _unused(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -118,8 +118,8 @@ class Record:
         if self.values.get("failed"):
             return 0.0
         protocols = self.values["scores"]
-        found = protocols.get(protocol, {}) if protocol is not None else next(iter(protocols.values()), {})
-        return float(found.get(name, float("nan")))
+        scores = protocols.get(protocol, {}) if protocol is not None else next(iter(protocols.values()), {})
+        return float(scores.get(name, float("nan")))
 
     @property
     def curves(self) -> Curves:
@@ -142,15 +142,15 @@ class Records:
         self.refresh()
 
     def refresh(self) -> None:
-        found = {}
+        files = {}
         for path in sorted(self.folder.glob("*.json")):
             if path.name.endswith(".part.json"):  # another process is writing it
                 continue
             stamp = path.stat().st_mtime_ns
             known = self._read.get(path.name)
-            found[path.name] = known if known is not None and known[0] == stamp else (stamp, Record(_read(path)))
-        self._read = found
-        self._by_key = {key(record.config): record for _, record in found.values()}
+            files[path.name] = known if known is not None and known[0] == stamp else (stamp, Record(_read(path)))
+        self._read = files
+        self._by_key = {key(record.config): record for _, record in files.values()}
         self._by_kind = {}
         for record in self._by_key.values():
             self._by_kind.setdefault(key({**record.config, "seed": None}), []).append(record)

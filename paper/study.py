@@ -1,11 +1,11 @@
 """An experiment in a setting, and its results: how learning rates are chosen, and which runs each arm has."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from paper.experiment import CHOOSING_SEED, HOLDOUT, Arm, Experiment, Setting, config_of, grid
 from paper.record import Record, Records, identity
-from xbm_app.report.statistics import summarize as over
+from xbm_app.report.statistics import summarize
 from xbm_app.train.config import Config, override
 
 
@@ -32,7 +32,7 @@ class Choice:
         """Whether a value beyond the candidates might have been better."""
         return len(self.tried) > 1 and self.picked in (min(self.tried), max(self.tried))
 
-    def told(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """The choice and its budget, for the result file."""
         return {
             "setting": self.setting,
@@ -47,18 +47,18 @@ class Choice:
 
 @dataclass(frozen=True)
 class Spread:
-    """The scores of one arm, one per seed."""
+    """The scores of one arm, one per seed; empty if it has not run."""
 
-    by_seed: dict[int, float]
+    by_seed: dict[int, float] = field(default_factory=dict)
 
     @property
     def mean(self) -> float:
-        return over(self.by_seed.values()).mean
+        return summarize(self.by_seed.values()).mean
 
     @property
     def error(self) -> float:
         """The standard error of the mean; NaN for a single seed."""
-        return over(self.by_seed.values()).error
+        return summarize(self.by_seed.values()).error
 
     def __len__(self) -> int:
         return len(self.by_seed)
@@ -99,11 +99,12 @@ class Study:
         """What was chosen, or None while runs are missing or if there is nothing to choose."""
         if arm.tune is not None:
             return arm.tune(self.setting, arm, self.records).choice
-        found = [self.records.find(identity(config)) for config in self.choosing(arm)]
-        if not found or None in found:
+        configs = self.choosing(arm)
+        records = [record for config in configs if (record := self.records.find(identity(config)))]
+        if not configs or len(records) < len(configs):
             return None
         setting, tried = self._among(arm)
-        return Choice(tried, tuple(record.score() for record in found if record is not None), setting)
+        return Choice(tried, tuple(record.score() for record in records), setting)
 
     def config(self, arm: Arm, seed: int) -> Config | None:
         """The config of the run that is scored on the test classes, or None until its learning rate is chosen."""
@@ -122,7 +123,10 @@ class Study:
         """The finished runs that did not diverge: only these have curves and measures."""
         return [record for record in self.runs(arm) if not record.values.get("failed")]
 
-    def spread(self, arm: Arm, name: str = "recall@1", protocol: str | None = None) -> Spread | None:
-        """The scores of an arm, or None if it has not run."""
-        scores = {record.seed: record.score(name, protocol) for record in self.runs(arm)}
-        return Spread(scores) if scores else None
+    def measurement(self, arm: Arm, name: str) -> Any:
+        """A measurement on the first run of an arm that has it, or None."""
+        return next((run.measures[name] for run in self.runs(arm) if run.measures.get(name)), None)
+
+    def spread(self, arm: Arm, name: str = "recall@1", protocol: str | None = None) -> Spread:
+        """The scores of an arm."""
+        return Spread({record.seed: record.score(name, protocol) for record in self.runs(arm)})

@@ -107,10 +107,10 @@ def measure(name: str, config: Config, folder: Path) -> Any:
         return TIMINGS[name](config, folder)
     if name not in MEASURES:
         raise unknown("measure", name, [*MEASURES, *TIMINGS])
-    job = RunState(config, read_run(config, folder), folder)
-    job.restore()
-    job.model.eval()
-    return MEASURES[name](job)
+    run = RunState(config, read_run(config, folder), folder)
+    run.restore()
+    run.model.eval()
+    return MEASURES[name](run)
 
 
 def hits(config: Config, folder: Path) -> dict[str, Any]:

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from paper.plan import Plan, Task
 from paper.record import Record, Records, file_name, folder_name, identity
 from xbm.errors import InputError
-from xbm_app.train.config import Config, from_dict, to_dict
+from xbm_app.train.config import Config
 from xbm_app.train.metrics import read_metrics
 
 MARGIN = 1.1  # safety factor of an estimated duration
@@ -37,11 +37,23 @@ class Worker:
     since: float = 0.0
 
 
+class Reply(NamedTuple):
+    """What a worker process answers when a run has ended.
+
+    Attributes:
+        error: why the run failed, or an empty string.
+        ended: whether the process has ended too.
+    """
+
+    error: str = ""
+    ended: bool = False
+
+
 @dataclass(frozen=True)
 class Outcome:
-    """How many runs were made, which failed and why, and how many are left."""
+    """How many runs were finished, which failed and why, and how many are left."""
 
-    made: int
+    finished: int
     failed: dict[str, str]
     left: int
 
@@ -66,8 +78,8 @@ def run_all(
             at the end are stopped, and resume from their last checkpoint the next time.
     """
     begun = time.monotonic()
-    made, failed, seen = 0, dict[str, str](), list[Record]()
-    plan, told = planned(), begun
+    finished, failed, seen = 0, dict[str, str](), list[Record]()
+    plan, last_message = planned(), begun
     with _workers(jobs, runs, records.folder) as workers:
         while True:
             busy = [w for w in workers if w.task is not None]
@@ -81,36 +93,36 @@ def run_all(
                 ready.remove(task)
                 worker.task, worker.since = task, time.monotonic()
                 busy.append(worker)
-                worker.pipe.send({"task": pack(task), "config": to_dict(place(task.config)), "beside": jobs})
+                worker.pipe.send((task, place(task.config), jobs))
             if not busy:
-                return Outcome(made, failed, len(ready) + plan.waiting)
+                return Outcome(finished, failed, len(ready) + plan.waiting)
             if left <= 0:
                 tell(f"the budget of {budget:.0f} s is spent: {len(busy)} runs are stopped and can be resumed")
-                return Outcome(made, failed, len(ready) + len(busy) + plan.waiting)
-            if time.monotonic() - told > SILENCE:
-                told = time.monotonic()
+                return Outcome(finished, failed, len(ready) + len(busy) + plan.waiting)
+            if time.monotonic() - last_message > SILENCE:
+                last_message = time.monotonic()
                 tell("running · " + " · ".join(_where(w, runs) for w in busy))
             wait([w.pipe for w in busy] + [w.process.sentinel for w in busy], timeout=max(0.0, min(PATIENCE, left)))
             for worker in busy:
-                said = _heard(worker)
-                if said is None:
+                reply = _receive(worker)
+                if reply is None:
                     continue
                 assert worker.task is not None
                 name, spent = _named(worker.task), time.monotonic() - worker.since
-                if said["error"]:
-                    failed[worker.task.key] = f"{name}: {said['error']}"
-                    tell(f"failed · {name}: {said['error']}")
+                if reply.error:
+                    failed[worker.task.key] = f"{name}: {reply.error}"
+                    tell(f"failed · {name}: {reply.error}")
                 else:
-                    made += 1
+                    finished += 1
                     records.refresh()
                     record = records.find(identity(worker.task.config))
                     seen += [] if record is None else [record]
                     shown = "" if record is None else _shown(record.values, record.score())
                     to_go = len(ready) + plan.waiting + len(busy) - 1
-                    rest = (time.monotonic() - begun) / made * to_go
-                    tell(f"{made} made, {to_go} to go, about {rest:.0f} s · {name}{shown} · {spent:.0f} s")
+                    rest = (time.monotonic() - begun) / finished * to_go
+                    tell(f"{finished} made, {to_go} to go, about {rest:.0f} s · {name}{shown} · {spent:.0f} s")
                 worker.task = None
-                if said.get("ended"):
+                if reply.ended:
                     workers[workers.index(worker)] = worker.another()
                 plan = planned()
 
@@ -136,7 +148,7 @@ def estimate(task: Task, seen: Iterable[Record]) -> float:
     return max(seconds, default=0.0)
 
 
-def _heard(worker: Worker) -> dict[str, Any] | None:
+def _receive(worker: Worker) -> Reply | None:
     if worker.pipe.poll():
         try:
             return worker.pipe.recv()
@@ -169,14 +181,6 @@ def _shown(values: Any, recall: float) -> str:
     return f": R@1 {100 * recall:.1f}" if values.get("scores") else ""
 
 
-def pack(task: Task) -> dict[str, Any]:
-    return {"config": to_dict(task.config), "chosen": task.chosen, "measures": list(task.measures)}
-
-
-def unpack(packed: dict[str, Any]) -> Task:
-    return Task(from_dict(packed["config"]), packed["chosen"], tuple(packed["measures"]))
-
-
 @contextmanager
 def _workers(jobs: int, runs: Path, results: Path) -> Iterator[list[Worker]]:
     """Worker processes, which are ended when the block is left in whatever way."""
@@ -184,11 +188,15 @@ def _workers(jobs: int, runs: Path, results: Path) -> Iterator[list[Worker]]:
     os.environ["OMP_NUM_THREADS"] = str(max(1, cores // jobs))  # read by the worker processes when they load torch
     context = multiprocessing.get_context("spawn")
     workers: list[Worker] = []
-    before = signal.signal(signal.SIGTERM, _interrupt) if threading.current_thread() is threading.main_thread() else None
+    before = (
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        if threading.current_thread() is threading.main_thread()
+        else None
+    )
 
     def start() -> Worker:
         here, there = context.Pipe()
-        process = context.Process(target=_serve, args=(there, os.getpid(), str(runs), str(results)), daemon=True)
+        process = context.Process(target=_serve, args=(there, os.getpid(), runs, results), daemon=True)
         process.start()
         there.close()
         return Worker(process, here, start)
@@ -208,11 +216,7 @@ def _workers(jobs: int, runs: Path, results: Path) -> Iterator[list[Worker]]:
             signal.signal(signal.SIGTERM, before)
 
 
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
-
-
-def _serve(pipe: Connection, parent: int, runs: str, results: str) -> None:
+def _serve(pipe: Connection, parent: int, runs: Path, results: Path) -> None:
     """The main function of a worker process: makes the runs it receives until its parent ends."""
     threading.Thread(target=_outlive, args=(parent,), daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
@@ -220,20 +224,19 @@ def _serve(pipe: Connection, parent: int, runs: str, results: str) -> None:
 
     while True:
         try:
-            said = pipe.recv()
+            task, config, jobs = pipe.recv()
         except EOFError:
             return
-        error, ended = "", False
+        reply = Reply()
         try:
-            records = Records(Path(results))
-            execute(unpack(said["task"]), from_dict(said["config"]), Path(runs), records, said["beside"])
-        except InputError as trouble:
-            error = str(trouble)
-        except Exception as trouble:  # a bug in one run must not end the others; it is reported
+            execute(task, config, runs, Records(results), jobs)
+        except InputError as error:
+            reply = Reply(str(error))
+        except Exception as error:  # a bug in one run must not end the others; it is reported
             traceback.print_exc()
-            error, ended = f"{type(trouble).__name__}: {trouble}", True  # the device may be unusable in this process now
-        pipe.send({"error": error, "ended": ended})
-        if ended:
+            reply = Reply(f"{type(error).__name__}: {error}", ended=True)  # the device may be unusable in this process now
+        pipe.send(reply)
+        if reply.ended:
             return
 
 

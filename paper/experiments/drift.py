@@ -237,37 +237,37 @@ def gradient_errors(embed: Callable[[Weights], Tensor], weights: Weights, differ
     return torch.stack([torch.as_tensor(error) for error in errors])
 
 
-def measure_lemma(job: RunState) -> dict[str, Any]:
+def measure_lemma(run: RunState) -> dict[str, Any]:
     """Per pair ε and the squared error of the gradient, and C per anchor; for older models and for the rows of the memory."""
-    labels = np.asarray(job.dataset.train.labels)
-    draw = np.random.default_rng(job.config.seed)
+    labels = np.asarray(run.dataset.train.labels)
+    draw = np.random.default_rng(run.config.seed)
     anchors = draw.permutation(len(labels))[:PAIRS]
     negatives = np.stack([draw.permutation(np.flatnonzero(labels != labels[a]))[:PAIRS] for a in anchors])  # (n, k)
     flat = negatives.reshape(-1)
 
     @torch.no_grad()
     def embed(indices: np.ndarray) -> torch.Tensor:
-        parts = [job.model(job.data.feed.test(part).to(job.device)) for part in np.array_split(indices, -(-len(indices) // 64))]
+        parts = [run.model(run.data.feed.test(part).to(run.device)) for part in np.array_split(indices, -(-len(indices) // 64))]
         return torch.cat(parts)
 
     now = embed(flat)
     differences = {}
-    if isinstance(job.memory, CrossBatchMemory):
-        slots = job.memory.latest_copies(torch.from_numpy(flat).to(job.device))
-        rows = job.memory.rows.detach()[slots.clamp(min=0)].float()
+    if isinstance(run.memory, CrossBatchMemory):
+        slots = run.memory.latest_copies(torch.from_numpy(flat).to(run.device))
+        rows = run.memory.rows.detach()[slots.clamp(min=0)].float()
         differences["memory"] = torch.where(slots[:, None] >= 0, now - rows, torch.nan)
-    present = {name: value.clone() for name, value in job.model.state_dict().items()}
+    present = {name: value.clone() for name, value in run.model.state_dict().items()}
     for step in STEPS:
-        if snapshot(job.folder, step).exists():
-            job.model.load_state_dict(read_checkpoint(snapshot(job.folder, step), job.device)["model"])
+        if snapshot(run.folder, step).exists():
+            run.model.load_state_dict(read_checkpoint(snapshot(run.folder, step), run.device)["model"])
             differences[str(step)] = now - embed(flat)
-    job.model.load_state_dict(present)
+    run.model.load_state_dict(present)
 
     bounds: list[float] = []
     pairs: dict[str, dict[str, list[float]]] = {name: {"anchor": [], "epsilon": [], "error": []} for name in differences}
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         for a, index in enumerate(anchors):
-            f, weights = embedding_of(job.model, job.data.feed.test(np.array([index])).to(job.device)[0])
+            f, weights = embedding_of(run.model, run.data.feed.test(np.array([index])).to(run.device)[0])
             bounds.append(digits(largest_singular_value_squared(f, weights)))
             for name, all_differences in differences.items():
                 d = all_differences[a * PAIRS : (a + 1) * PAIRS]
@@ -283,7 +283,7 @@ def draw_lemma(data: str, studies: Sequence[Study]) -> list[Block]:
     for study in studies:
         rows, panels, claims = [], [], []
         for arm in study.arms:
-            measured = next((run.measures["lemma"] for run in study.runs(arm) if "lemma" in run.measures), None)
+            measured = study.measurement(arm, "lemma")
             if measured is None:
                 continue
             C = np.array(measured["C"])

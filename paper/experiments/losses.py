@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from paper import published
 from paper.experiment import Arm, Experiment, Setting, contrastive, loss_arms
-from paper.page import Block, Claim, Table, plus_minus, printed
+from paper.page import Block, Claim, Table, plus_minus, printed, printed_gain
 from paper.published import KS, Row
 from paper.record import identity
 from paper.study import Choice, Spread, Study, paired
@@ -48,32 +48,32 @@ def _summary(studies: Sequence[Study], paper: dict[str, Row]) -> Table:
             row += [printed(paper[label][0]) if label in paper else MISSING, _paper_gain(label, paper)]
         for study in studies:
             arms = {arm.label: arm for arm in study.arms}
-            scores = study.spread(arms[label]) if label in arms else None
+            scores = study.spread(arms[label]) if label in arms else Spread()
             row += [plus_minus(scores), plus_minus(gain(study, label), sign=True)]
         rows.append(row)
     return Table(header, rows)
 
 
 def _paper_gain(label: str, paper: dict[str, Row]) -> str:
-    row, base = paper.get(label), paper.get(label.removesuffix(" w/ M"))
-    if not label.endswith(" w/ M") or row is None or base is None or row[0] is None or base[0] is None:
+    base = label.removesuffix(" w/ M")
+    if base == label:
         return MISSING
-    return f"{row[0] - base[0]:+.1f}"
+    without, with_memory = (paper[row][0] if row in paper else None for row in (base, label))
+    return printed_gain(without, with_memory)
 
 
-def gain(study: Study, label: str) -> Spread | None:
-    """What the memory adds, seed by seed, or None if either side is missing."""
+def gain(study: Study, label: str) -> Spread:
+    """What the memory adds, seed by seed; empty if either side is missing."""
     arms = {arm.label: arm for arm in study.arms}
     base = label.removesuffix(" w/ M")
     if base == label or base not in arms or label not in arms:
-        return None
-    without, with_memory = study.spread(arms[base]), study.spread(arms[label])
-    return None if without is None or with_memory is None else paired(without, with_memory)
+        return Spread()
+    return paired(study.spread(arms[base]), study.spread(arms[label]))
 
 
 def _gain_claim(study: Study, arm: Arm, paper: dict[str, Row]) -> Claim | None:
     points = gain(study, arm.label)
-    if points is None or not len(points):
+    if not points:
         return None
     text = f"{study.setting.where}, {arm.label.removesuffix(' w/ M')}: the memory adds {plus_minus(points, sign=True)} points"
     paper_gain = _paper_gain(arm.label, paper)
@@ -151,6 +151,11 @@ def draw_comparison(data: str, studies: Sequence[Study]) -> list[Block]:
     return [Table([f"{data}, %", "trunk", *(name for name, _, _ in columns)], rows), *notes]
 
 
+def _comparison(name: str, subject: str, source: str, *data: str) -> Experiment:
+    title = f"{subject}, compared with other work"
+    return Experiment(name, title, source, data, _with_memory, draw_comparison, elsewhere=False)
+
+
 EXPERIMENTS = (
     Experiment(
         "table-1", "Each loss without and with memory, large data sets", "Table 1", ("sop", "inshop", "vehicleid"),
@@ -160,17 +165,9 @@ EXPERIMENTS = (
         "s-table-3", "Each loss without and with memory, CUB and Cars", "supplementary, Table 3", ("cub", "cars"),
         loss_arms, draw_losses,
     ),
-    Experiment("table-3", "SOP, compared with other work", "Table 3", ("sop",), _with_memory, draw_comparison, False),
-    Experiment("table-4", "In-shop, compared with other work", "Table 4", ("inshop",), _with_memory, draw_comparison, False),
-    Experiment(
-        "table-5", "VehicleID, compared with other work", "Table 5", ("vehicleid",), _with_memory, draw_comparison, False
-    ),
-    Experiment(
-        "s-table-4", "CUB and Cars, compared with other work", "supplementary, Table 4", ("cub", "cars"), _with_memory,
-        draw_comparison, False,
-    ),
-    Experiment(
-        "s-table-5", "DeepFashion2, compared with other work", "supplementary, Table 5", ("deepfashion2",), _with_memory,
-        draw_comparison, False,
-    ),
+    _comparison("table-3", "SOP", "Table 3", "sop"),
+    _comparison("table-4", "In-shop", "Table 4", "inshop"),
+    _comparison("table-5", "VehicleID", "Table 5", "vehicleid"),
+    _comparison("s-table-4", "CUB and Cars", "supplementary, Table 4", "cub", "cars"),
+    _comparison("s-table-5", "DeepFashion2", "supplementary, Table 5", "deepfashion2"),
 )  # fmt: skip

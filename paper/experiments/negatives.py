@@ -28,11 +28,11 @@ QUERIES, RETRIEVED = 400, 5  # the same random queries in every run on the same 
 
 
 @torch.no_grad()
-def next_batch(job: RunState) -> tuple[Tensor, Tensor, Tensor]:
+def next_batch(run: RunState) -> tuple[Tensor, Tensor, Tensor]:
     """The batch that would follow the last iteration: ids, embeddings in eval mode, and the labels of all training images."""
-    indices = job.data.sampler.batch(job.data.batches_per_step * job.config.optim.iterations)
-    anchors = job.model(job.data.feed.test(indices).to(job.device)).float().cpu()
-    return torch.from_numpy(indices), anchors, torch.from_numpy(np.asarray(job.dataset.train.labels))
+    indices = run.data.sampler.batch(run.data.batches_per_step * run.config.optim.iterations)
+    anchors = run.model(run.data.feed.test(indices).to(run.device)).float().cpu()
+    return torch.from_numpy(indices), anchors, torch.from_numpy(np.asarray(run.dataset.train.labels))
 
 
 def _queue(setting: Setting) -> list[Arm]:
@@ -115,13 +115,13 @@ def weight_shares(loss: PairLoss, S: Tensor, positive: Tensor, negative: Tensor)
     }
 
 
-def measure_weights(job: RunState) -> dict[str, Any]:
+def measure_weights(run: RunState) -> dict[str, Any]:
     """How three losses weigh the same negatives of the memory (the weights w_ij of the paper's Eq. 1)."""
-    if job.memory is None:
+    if run.memory is None:
         return {}
-    batch_ids, batch, labels = next_batch(job)
+    batch_ids, batch, labels = next_batch(run)
     anchor_ids, anchors = batch_ids[:WEIGHED], batch[:WEIGHED]
-    bank, ids = job.memory.embeddings.detach().float().cpu(), job.memory.ids.cpu()
+    bank, ids = run.memory.embeddings.detach().float().cpu(), run.memory.ids.cpu()
     same = labels[anchor_ids][:, None] == labels[ids]
     own = anchor_ids[:, None] == ids
     names = ("contrastive", "triplet", "multi_similarity")
@@ -134,7 +134,7 @@ def draw_outliers(data: str, studies: Sequence[Study]) -> list[Block]:
     middles = [round((a + b) / 2, 3) for a, b in pairwise(EDGES)]
     for study in studies:
         for arm in study.arms:
-            by_loss = _measured(study, arm, "outliers")
+            by_loss = study.measurement(arm, "outliers")
             if by_loss is None:
                 continue
             by_loss = {loss: shares for loss, shares in by_loss.items() if shares.get("anchors")}
@@ -177,20 +177,20 @@ def draw_outliers(data: str, studies: Sequence[Study]) -> list[Block]:
 # ------------------------------------------------------------------ pictures
 
 
-def measure_mined(job: RunState) -> dict[str, Any]:
+def measure_mined(run: RunState) -> dict[str, Any]:
     """Anchors with their negatives, as the supplementary's figures 2 and 3 show them.
 
     Returns:
         uniform: the anchors of the run's own `examples.npz` with enough negatives above 0.5 in the memory, which are evenly
             spaced from hard to simple. hardest: anchors whose hardest negative exceeds 0.8, with the ten hardest.
     """
-    if job.memory is None or not len(job.memory):
+    if run.memory is None or not len(run.memory):
         return {"uniform": [], "hardest": []}
-    with np.load(job.folder / "examples.npz", allow_pickle=False) as examples:
+    with np.load(run.folder / "examples.npz", allow_pickle=False) as examples:
         mined = {name: examples[f"mined_{name}"] for name in ("anchor", "positive", "batch", "batch_s", "memory", "memory_s")}
     uniform = [_mined_example(mined, k) for k in range(len(mined["anchor"])) if (mined["memory_s"][k] > 0.5).all()]
-    anchor_ids, anchors, labels = next_batch(job)
-    bank, ids = job.memory.embeddings.detach().float().cpu(), job.memory.ids.cpu()
+    anchor_ids, anchors, labels = next_batch(run)
+    bank, ids = run.memory.embeddings.detach().float().cpu(), run.memory.ids.cpu()
     hardest: list[dict[str, Any]] = []
     for a in torch.randperm(len(anchors), generator=torch.Generator().manual_seed(0)).tolist():  # not class by class
         own, anchor = int(anchor_ids[a]), anchors[a]
@@ -225,7 +225,7 @@ def draw_mined(data: str, studies: Sequence[Study]) -> list[Block]:
     blocks: list[Block] = []
     for study in studies:
         (arm,) = _queue(study.setting)
-        mined = _measured(study, arm, "mined")
+        mined = study.measurement(arm, "mined")
         if mined is None:
             continue
         for kind, title in (
@@ -255,11 +255,11 @@ def _pair(setting: Setting) -> list[Arm]:
     return [replace(arm, seeds=1) for arm in contrastive(setting)]
 
 
-def measure_retrieved(job: RunState, seed: int = 0) -> dict[str, Any]:
+def measure_retrieved(run: RunState, seed: int = 0) -> dict[str, Any]:
     """What some queries retrieve; the queries are random and the same in every run on the same data."""
-    with np.load(job.folder / "examples.npz", allow_pickle=False) as examples:
+    with np.load(run.folder / "examples.npz", allow_pickle=False) as examples:
         neighbours, similarities = examples["neighbours"], examples["similarities"]  # (Q, k), nearest first
-    protocol = job.dataset.protocols[0]
+    protocol = run.dataset.protocols[0]
     gallery = protocol.query if protocol.gallery is None else protocol.gallery
     queries = np.random.default_rng(seed).permutation(len(protocol.query))[:QUERIES]
     nearest = neighbours[queries][:, :RETRIEVED]
@@ -276,7 +276,7 @@ def draw_retrieved(data: str, studies: Sequence[Study]) -> list[Block]:
     """The same queries without and with memory: where the memory wins, and where both fail."""
     blocks: list[Block] = []
     for study in studies:
-        without, with_memory = (_measured(study, arm, "retrieved") for arm in study.arms)
+        without, with_memory = (study.measurement(arm, "retrieved") for arm in study.arms)
         if without is None or with_memory is None or without["queries"] != with_memory["queries"]:
             continue
         first = [(a[0], b[0]) for a, b in zip(without["right"], with_memory["right"])]
@@ -296,11 +296,6 @@ def draw_retrieved(data: str, studies: Sequence[Study]) -> list[Block]:
             if rows:
                 blocks.append(Pictures(f"retrieved-{kind}_{study.setting.slug}", data, rows, caption))
     return blocks
-
-
-def _measured(study: Study, arm: Arm, name: str) -> Any:
-    """A measurement of the first run of an arm that has it, or None."""
-    return next((run.measures[name] for run in study.runs(arm) if run.measures.get(name)), None)
 
 
 def _retrieved_row(run: dict[str, Any], k: int, name: str) -> list[Tile]:

@@ -60,7 +60,7 @@ def recipe_arms(setting: Setting) -> list[Arm]:
     return arms
 
 
-def noise_arms(setting: Setting, share: float = NOISE["data.noise"]) -> list[Arm]:
+def noise_arms(setting: Setting, share: float) -> list[Arm]:
     """No memory and `auto` with wrong training labels; the reduction is chosen with correct ones."""
     return [
         replace(arm, settings={**arm.settings, "data.noise": share}, choose=None if arm.choose is None else {"data.noise": 0.0})
@@ -164,9 +164,9 @@ class Steps:
     """Trains a config some steps at a time. Its memory, if it has one, is used from the first step."""
 
     def __init__(self, config: Config, folder: Path) -> None:
-        self.job = RunState(config, read_run(config, folder), folder)
-        self.job.model.train()
-        self.learn_next = steps(self.job, 0, Console(config.optim.iterations, 0, quiet=True))
+        self.run = RunState(config, read_run(config, folder), folder)
+        self.run.model.train()
+        self.learn_next = steps(self.run, 0, Console(config.optim.iterations, 0, quiet=True))
         self.done = 0
 
     def seconds(self, count: int) -> float:
@@ -174,17 +174,17 @@ class Steps:
         self._wait()
         start = time.perf_counter()
         for step in range(self.done, self.done + count):
-            self.job.set_learning_rate(step)
-            self.learn_next(step, self.job.memory is not None)
-            if self.job.label_memory is not None and (step + 1) % self.job.label_check_every == 0:
-                ignore_label_errors(self.job.label_memory, self.job.dataset.train.num_classes)
+            self.run.set_learning_rate(step)
+            self.learn_next(step, self.run.memory is not None)
+            if self.run.label_memory is not None and (step + 1) % self.run.label_check_every == 0:
+                ignore_label_errors(self.run.label_memory, self.run.dataset.train.num_classes)
         self._wait()
         self.done += count
         return (time.perf_counter() - start) / count
 
     def _wait(self) -> None:
-        if self.job.device.type == "cuda":
-            torch.cuda.synchronize(self.job.device)
+        if self.run.device.type == "cuda":
+            torch.cuda.synchronize(self.run.device)
 
 
 def in_turns(configs: Mapping[str, Config], folder: Path) -> dict[str, list[float]]:
@@ -229,10 +229,10 @@ def draw_recipes(data: str, studies: Sequence[Study]) -> list[Block]:
             arms = {arm.label.removeprefix(f"{loss}, "): arm for arm in study.arms if arm.label.startswith(f"{loss}, ")}
             scores = {name: study.spread(arms[name]) for name in names}
             best = _best(scores)
-            gain, lead = _gain(scores, NO_MEMORY), _gain(scores, best)
+            gain, lead = (paired(scores[name], scores[OURS]) for name in (NO_MEMORY, best))
             cells = [f"{study.setting.trunk}, {loss}", *map(plus_minus, scores.values())]
             rows.append([*cells, plus_minus(gain, sign=True), plus_minus(lead, sign=True)])
-            if gain is not None and lead is not None:
+            if gain and lead:
                 notes.append(_claim(f"{study.setting.where}, {loss}", gain, lead, best))
             choice = study.choice(arms[NO_MEMORY])
             if choice is not None:
@@ -245,15 +245,10 @@ def draw_recipes(data: str, studies: Sequence[Study]) -> list[Block]:
     return [Table(header, rows), f"One learning rate for all ({_rates(studies)}).", *notes] if rows else []
 
 
-def _gain(scores: dict[str, Spread | None], name: str) -> Spread | None:
-    other, ours = scores.get(name), scores[OURS]
-    return None if other is None or ours is None else paired(other, ours)
-
-
-def _best(scores: dict[str, Spread | None]) -> str:
+def _best(scores: dict[str, Spread]) -> str:
     """The best of the others by its mean."""
     others = [name for name in scores if name != OURS]
-    return max(others, key=lambda name: each.mean if (each := scores[name]) else -1.0)
+    return max(others, key=lambda name: scores[name].mean if scores[name] else -1.0)
 
 
 def _claim(where: str, gain: Spread, lead: Spread, best: str) -> Claim:
@@ -301,19 +296,18 @@ def draw_cost(data: str, studies: Sequence[Study]) -> list[Block]:
 
 
 BEYOND = "beyond the paper"
+
+
+def _noise_experiment(name: str, part: str, share: float) -> Experiment:
+    title, arms = f"{part} of the training labels wrong", partial(noise_arms, share=share)
+    return Experiment(name, title, BEYOND, ("cars", "glyphs"), arms, draw_recipes)
+
+
 EXPERIMENTS = (
     Experiment("robustness", "Every recipe, and no memory", BEYOND, SETTINGS, recipe_arms, draw_recipes),
-    Experiment(
-        "robustness-noise", "A tenth of the training labels wrong", BEYOND, ("cars", "glyphs"), noise_arms, draw_recipes
-    ),
-    Experiment(
-        "robustness-noise-20", "A fifth of the training labels wrong", BEYOND, ("cars", "glyphs"),
-        partial(noise_arms, share=0.2), draw_recipes,
-    ),
-    Experiment(
-        "robustness-noise-30", "Three tenths of the training labels wrong", BEYOND, ("cars", "glyphs"),
-        partial(noise_arms, share=0.3), draw_recipes,
-    ),
+    _noise_experiment("robustness-noise", "A tenth", NOISE["data.noise"]),
+    _noise_experiment("robustness-noise-20", "A fifth", 0.2),
+    _noise_experiment("robustness-noise-30", "Three tenths", 0.3),
     Experiment("robustness-before", "What auto was before", BEYOND, ("cars",), earlier_arms, draw_earlier, elsewhere=False),
     Experiment("robustness-choice", "What auto was chosen from", BEYOND, SETTINGS, candidate_arms, draw_candidates),
     Experiment("robustness-cost", "What auto costs", BEYOND, ("cars", "omniglot"), cost_arms, draw_cost),

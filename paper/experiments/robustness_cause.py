@@ -16,10 +16,9 @@ from paper.record import Record, digits
 from paper.study import Study
 from xbm.losses import LOSSES, ContrastiveLoss, PairLoss
 from xbm_app.report.statistics import MISSING
-from xbm_app.train import state as task
 from xbm_app.train.config import override
 from xbm_app.train.dataset import read_run
-from xbm_app.train.state import RunState
+from xbm_app.train.state import RunState, loss_of
 
 PUSHED = "contrastive_pushed"
 PUSHES = (0.5, 0.8, 1.5, 3.0, 10.0)  # ρ; 1 is the balanced loss, no bound is the sum
@@ -88,28 +87,28 @@ def _pushed(push: float) -> str:
 # ------------------------------------------------------------------ the components of a gradient
 
 
-def measure_shares(job: RunState) -> dict[str, Any]:
+def measure_shares(run: RunState) -> dict[str, Any]:
     """The components of an anchor's gradient: pull and push, from the batch and from the memory.
 
     Returns:
         batch, memory: mean norms and total weights of pull and push. age: median age of the rows and of the valid negatives.
         false: share of the memory's push that acts on images with the anchor's true class, which `data.noise` mislabeled.
     """
-    right = read_run(override(job.config, {"data.noise": 0.0}), job.folder)
-    return gradient_shares(job, right.train.labels)
+    right = read_run(override(run.config, {"data.noise": 0.0}), run.folder)
+    return gradient_shares(run, right.train.labels)
 
 
 @torch.no_grad()
-def gradient_shares(job: RunState, true_labels: np.ndarray) -> dict[str, Any]:
+def gradient_shares(run: RunState, true_labels: np.ndarray) -> dict[str, Any]:
     """See `measure_shares`."""
-    ids, anchors, labels = next_batch(job)
+    ids, anchors, labels = next_batch(run)
     truth = torch.from_numpy(np.asarray(true_labels))
-    batch_loss, memory_loss = task.loss_of(job.config), task.loss_of(job.config, job.config.reduction)
+    batch_loss, memory_loss = loss_of(run.config), loss_of(run.config, run.config.reduction)
     shares: dict[str, Any] = {"batch": _components(batch_loss, anchors, labels[ids], ids, anchors, labels[ids], ids)[0]}
-    if job.memory is not None and len(job.memory):
-        rows, row_ids = job.memory.embeddings.float().cpu(), job.memory.ids.cpu()
+    if run.memory is not None and len(run.memory):
+        rows, row_ids = run.memory.embeddings.float().cpu(), run.memory.ids.cpu()
         shares["memory"], push = _components(memory_loss, anchors, labels[ids], ids, rows, labels[row_ids], row_ids)
-        ages = job.memory.ages.cpu()
+        ages = run.memory.ages.cpu()
         same = truth[ids][:, None] == truth[row_ids]
         valid = (push > 0).nonzero()[:, 1]
         shares["age"] = {"rows": float(ages.median()), "valid negatives": float(ages[valid].median()) if len(valid) else None}

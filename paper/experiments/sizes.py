@@ -106,7 +106,7 @@ def _claims(study: Study, sampler: str) -> list[Block]:
     equal_passes = SAMPLERS[sampler][1]
     where = f"{study.setting.where}, equal passes" if equal_passes else study.setting.where
     small, large = scores[16, 1.0], scores[256, 0.0]
-    if small is not None and large is not None:
+    if small and large:
         better = "beats" if small.mean > large.mean else "does not beat"
         paper = "" if equal_passes else " (the paper, SOP: {1} against {0})".format(*published.SMALL_BATCH_WINS)
         outcome = f"{plus_minus(small)} against {plus_minus(large)}{paper}"
@@ -114,7 +114,7 @@ def _claims(study: Study, sampler: str) -> list[Block]:
     changes = []
     for ratio, name in ((0.0, "without"), (1.0, "with")):
         small, large = scores[16, ratio], scores[256, ratio]
-        if small is not None and large is not None:
+        if small and large:
             points = f"{100 * (large.mean - small.mean):+.1f}".replace("-", "−")
             paper = "" if equal_passes else f" (the paper, SOP: +{published.BATCH_GAIN[name]})"
             changes.append(f"{points} points {name} memory{paper}")
@@ -137,13 +137,13 @@ def _table(
     return Table([f"R@1, %, {title}", *columns, "seeds"], lines)
 
 
-def _seed_counts(scores: Sequence[Spread | None]) -> str:
-    counts = sorted({len(each) for each in scores if each is not None})
+def _seed_counts(scores: Sequence[Spread]) -> str:
+    counts = sorted({len(each) for each in scores if each})
     return f"{counts[0]}–{counts[-1]}" if len(counts) > 1 else str(counts[0]) if counts else MISSING
 
 
 def _line(study: Study, label: str, arms: Sequence[tuple[float, Arm]], colour: int) -> dict[str, Any]:
-    points = [(x, scores) for x, arm in arms if (scores := study.spread(arm)) is not None]
+    points = [(x, scores) for x, arm in arms if (scores := study.spread(arm))]
     errors = [0.0 if scores.error != scores.error else round(100 * scores.error, 3) for _, scores in points]
     return {
         "label": label, "x": [x for x, _ in points], "y": [round(100 * scores.mean, 3) for _, scores in points],

@@ -31,7 +31,7 @@ from typing import Any
 
 from paper.experiment import CHOOSING_SEED, HOLDOUT, LOSSES, OFF, SUMMED, Arm, Experiment, Progress, Setting, config_of, grid
 from paper.experiments.losses import paper_rows
-from paper.page import Block, Table, plus_minus, printed
+from paper.page import Block, Table, plus_minus, printed, printed_gain
 from paper.record import Record, Records, identity
 from paper.study import Study, paired
 from xbm_app.report.statistics import MISSING, percent
@@ -97,7 +97,7 @@ class TunedChoice:
     def at_edge(self) -> bool:
         return self.picked in (self.tried[0], self.tried[-1])
 
-    def told(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """For the result file: the choice, all scores it rests on, and the budget that was spent on it."""
         budget = self.budget
         spent = budget.trial * len(self.trials) + (budget.full - budget.trial) * len(self.full) + budget.full * len(self.again)
@@ -264,14 +264,14 @@ def draw_tuned(data: str, studies: Sequence[Study]) -> list[Block]:
         for kind in (TUNED, LETTER):
             for loss in (loss for loss in ORDER if label_of(loss, True, kind) in arms):
                 one, other = (study.spread(arms[label_of(loss, memory, kind)]) for memory in (False, True))
-                if one is None and other is None:
+                if not (one or other):
                     continue
-                gain = None if one is None or other is None else paired(one, other)
+                gain = paired(one, other)
                 printed_pair = [row[0] if (row := paper.get(name)) else None for name in (loss, f"{loss} w/ M")]
                 rows.append([
                     f"{loss}, {kind}", plus_minus(one), plus_minus(other), plus_minus(gain, sign=True),
                     str(len(gain)) if gain else MISSING,
-                    *(printed(value) for value in printed_pair), _difference(*printed_pair),
+                    *(printed(value) for value in printed_pair), printed_gain(*printed_pair),
                 ])  # fmt: skip
         header = [
             f"R@1, %, {study.setting.trunk}", "no memory", "memory", "gain", "seeds", "paper, no memory", "paper, memory",
@@ -279,10 +279,6 @@ def draw_tuned(data: str, studies: Sequence[Study]) -> list[Block]:
         ]  # fmt: skip
         blocks += [*([Table(header, rows)] if rows else []), *_choices(study)]
     return blocks
-
-
-def _difference(one: float | None, other: float | None) -> str:
-    return MISSING if one is None or other is None else f"{other - one:+.1f}".replace("-", "−")
 
 
 def _choices(study: Study) -> list[Block]:

@@ -60,10 +60,10 @@ def invented(task: Task, score: Callable[[Config], float] = recall) -> dict[str,
 
 def carry_out(experiments: Sequence[Experiment], settings: Sequence[Setting], seeds: int, records: Records) -> int:
     """Invents everything that is planned, and what that leads to; how many runs that were."""
-    made = 0
+    count = 0
     while (now := plan(experiments, settings, seeds, records)).ready:
         for task in now.ready:
             records.write(invented(task))
-            made += 1
+            count += 1
     assert now.waiting == 0
-    return made
+    return count

@@ -18,14 +18,14 @@ ABOUT = {"date": "2026-01-31", "device": "cpu", "precision": "fp32"}
 @pytest.fixture
 def asked(monkeypatch):
     """What would have been run."""
-    found = {}
+    requested = {}
 
     def run_all(planned, place, records, runs, jobs=1, budget=float("inf"), tell=print):
-        found.update(plan=planned(), place=place, records=records, runs=runs, jobs=jobs, budget=budget)
-        return found.get("outcome", Outcome(0, {}, 0))
+        requested.update(plan=planned(), place=place, records=records, runs=runs, jobs=jobs, budget=budget)
+        return requested.get("outcome", Outcome(0, {}, 0))
 
     monkeypatch.setattr(workers, "run_all", run_all)
-    return found
+    return requested
 
 
 def test_the_list_names_every_experiment(tmp_path):

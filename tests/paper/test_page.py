@@ -33,7 +33,7 @@ from paper.record import Records
 from paper.study import Spread, Study
 from tests.paper.made_up import CARS, carry_out, invented
 from xbm_app.data.images import Dataset, ImageSet, Protocol
-from xbm_app.report import printed_figures as panels
+from xbm_app.report import printed_figures
 from xbm_app.report.statistics import listed, percent, seeds
 
 ROOT = Path(__file__).parents[2]
@@ -43,19 +43,19 @@ SOME = [EXPERIMENTS[name] for name in ("s-table-3", "mined", "lemma-1", "valid-n
 
 @pytest.mark.parametrize("document", [RESULTS, ROBUSTNESS], ids=lambda document: document.name)
 def test_the_page_in_the_documents_is_the_one_that_its_results_give(document):
-    there = {path.stem for path in (ROOT / "docs" / "figures").glob("*.webp")}
-    page = make_page(Records(ROOT / "paper" / "results"), document, lambda name: name in there)
+    drawn = {path.stem for path in (ROOT / "docs" / "figures").glob("*.webp")}
+    page = make_page(Records(ROOT / "paper" / "results"), document, lambda sheet: sheet.name in drawn)
     assert (ROOT / "docs" / document.name).read_text() == page.text, "run `python -m paper report`"
     for figure in page.figures:
-        assert drawn_from(ROOT / "docs" / "figures" / f"{figure.name}.svg") == panels.digest(figure.data), figure.name
+        assert drawn_from(ROOT / "docs" / "figures" / f"{figure.name}.svg") == printed_figures.digest(figure.data), figure.name
 
 
 def test_the_readme_quotes_them():
     study = Study(
         EXPERIMENTS["s-table-3"], Setting("cars", "efficientnet_lite0", "imagenet"), Records(ROOT / "paper" / "results")
     )
-    found = {arm.label: study.spread(arm) for arm in study.arms}
-    without, with_memory = found["contrastive"], found["contrastive w/ M"]
+    scores = {arm.label: study.spread(arm) for arm in study.arms}
+    without, with_memory = scores["contrastive"], scores["contrastive w/ M"]
     assert len(without) == len(with_memory) == 3
     readme = " ".join((ROOT / "README.md").read_text().split())
     assert f"from R@1 {100 * without.mean:.1f} to {100 * with_memory.mean:.1f} with EfficientNet-Lite0" in readme
@@ -63,9 +63,9 @@ def test_the_readme_quotes_them():
 
 @pytest.fixture
 def records(tmp_path):
-    found = Records(tmp_path / "results")
-    carry_out(SOME, [CARS], 2, found)
-    return found
+    records = Records(tmp_path / "results")
+    carry_out(SOME, [CARS], 2, records)
+    return records
 
 
 def photographs() -> Dataset:
@@ -76,21 +76,21 @@ def photographs() -> Dataset:
 @pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(3, marks=pytest.mark.slow)])
 def test_runs_that_diverged_are_told_and_break_nothing(tmp_path, every):
     """All of them, the first of two, the first of three."""
-    found, count = Records(tmp_path), 0
-    while ready := plan(list(ALL.values()), [CARS, GLYPHS], 1, found).ready:
+    records, count = Records(tmp_path), 0
+    while ready := plan(list(ALL.values()), [CARS, GLYPHS], 1, records).ready:
         for task in ready:
             values = invented(task)
             lost = {name: values.pop(name) for name in ("iterations", "data", "scores", "curves", "measures")}
-            found.write(
+            records.write(
                 {**values, "failed": "iteration 3: the loss is not finite"} if count % every == 0 else {**values, **lost}
             )
             count += 1
     for document in (RESULTS, ROBUSTNESS):
-        assert "cars" in make_page(found, document, lambda _: False).text
+        assert "cars" in make_page(records, document, lambda _: False).text
 
 
 def test_without_results_everything_is_not_run_and_the_papers_figures_stay(tmp_path):
-    page = make_page(Records(tmp_path), RESULTS, lambda name: False)
+    page = make_page(Records(tmp_path), RESULTS, lambda _: False)
     for experiment in EXPERIMENTS.values():
         section = page.text.split(f"## {experiment.title}\n")[1].split("\n## ")[0]
         for data in experiment.data:
@@ -99,7 +99,7 @@ def test_without_results_everything_is_not_run_and_the_papers_figures_stay(tmp_p
 
 
 def test_with_results_ours_stand_beside_the_papers(records):
-    text = make_page(records, RESULTS, lambda name: False).text
+    text = make_page(records, RESULTS, lambda _: False).text
     assert "| contrastive w/ M | 80.3 | +7.8 | 61.1 ± 0.5 | +10.0 ± 0.0 |" in text
     assert "- efficientnet_lite0, weights imagenet; 8,000 training images of 98 classes; 2,000 iterations; seeds 0, 1;" in text
     first = text.split("## In short")[1].split("\n## ")[0]
@@ -121,7 +121,7 @@ def test_figures_are_drawn_once_and_again_when_their_values_change(records, tmp_
 
 
 def test_photographs_need_their_data_set_and_stay_once_they_are_there(records, tmp_path, monkeypatch):
-    monkeypatch.setattr(panels, "save", lambda data, path: None)
+    monkeypatch.setattr(printed_figures, "save", lambda data, path: None)
     out = tmp_path / "docs"
     assert "python -m paper report --data cars=DIR" in write_page(records, RESULTS, out).read_text()
     page = write_page(records, RESULTS, out, {"cars": photographs()}).read_text()
@@ -147,7 +147,7 @@ def test_figures_are_written_one_way():
     assert printed(77.4) == "77.4" and printed(None) == "–"
     assert plus_minus(Spread({0: 0.5, 1: 0.52})) == "51.0 ± 1.0" and plus_minus(Spread({0: 0.5})) == "50.0"
     assert plus_minus(Spread({0: -0.05}), sign=True) == "−5.0" and plus_minus(Spread({0: 0.05}), sign=True) == "+5.0"
-    assert plus_minus(None) == plus_minus(Spread({})) == "–"
+    assert plus_minus(Spread()) == "–"
 
 
 def test_words():

@@ -118,9 +118,9 @@ def test_a_file_that_is_being_written_is_left_alone(tmp_path):
 
 def test_scores_and_curves():
     values = {"config": {}, "scores": {"a": {"recall@1": 0.4}, "b": {"recall@1": 0.6}}}
-    found = Record({**values, "curves": {"step": [0, 10, 20], "drift_10": [None, 0.2, 0.1]}})
-    assert found.score() == 0.4 and found.score(protocol="b") == 0.6 and found.score(protocol="c") != found.score()
-    assert found.curve("drift_10") == ([10, 20], [0.2, 0.1]) and found.curve("nothing") == ([], [])
+    record = Record({**values, "curves": {"step": [0, 10, 20], "drift_10": [None, 0.2, 0.1]}})
+    assert record.score() == 0.4 and record.score(protocol="b") == 0.6 and record.score(protocol="c") != record.score()
+    assert record.curve("drift_10") == ([10, 20], [0.2, 0.1]) and record.curve("nothing") == ([], [])
     assert Record({"config": {}, "failed": "iteration 3"}).score() == 0.0
 
 

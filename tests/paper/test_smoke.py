@@ -31,11 +31,11 @@ def test_one_experiment_of_it_from_plan_to_page(tmp_path):
 def test_smoke(tmp_path):
     """Every experiment from its plan to its place on the page."""
     outcome = run_smoke(tmp_path)
-    assert not outcome.failed and outcome.left == 0 and outcome.made > 50
+    assert not outcome.failed and outcome.left == 0 and outcome.finished > 50
     pages = [((tmp_path / name).read_text(), of) for name, of in (("results.md", EXPERIMENTS), ("robustness.md", BEYOND))]
     for text, experiment in [(text, each) for text, of in pages for each in of.values()]:
         section = text.split(f"## {experiment.title}\n")[1].split("\n## ")[0]
         assert "### glyphs" in section and "small" in section, experiment.name
     figures = {path.name.split("_")[0] for path in (tmp_path / "figures").iterdir()}
     assert figures >= {"figure-1", "batch-size", "drift", "lemma-1", "valid-negatives", "ms-outliers", "retrieved-fails"}
-    assert run_smoke(tmp_path).made == 0  # all there
+    assert run_smoke(tmp_path).finished == 0  # all there

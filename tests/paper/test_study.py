@@ -24,13 +24,13 @@ def test_a_choice_says_when_it_lies_at_the_edge():
 
 
 def test_the_budget_is_told():
-    told = Choice((1.0, 2.0), (0.25, 0.5)).told()
-    assert told["picked"] == 2.0 and told["runs"] == 2 and told["scores"] == [0.25, 0.5] and told["seed"] == 0
+    summary = Choice((1.0, 2.0), (0.25, 0.5)).to_dict()
+    assert summary["picked"] == 2.0 and summary["runs"] == 2 and summary["scores"] == [0.25, 0.5] and summary["seed"] == 0
 
 
 def test_spread_by_hand():
-    found = Spread({0: 0.5, 1: 0.6, 2: 0.7})
-    assert found.mean == pytest.approx(0.6) and found.error == pytest.approx(0.1 / math.sqrt(3)) and len(found) == 3
+    spread = Spread({0: 0.5, 1: 0.6, 2: 0.7})
+    assert spread.mean == pytest.approx(0.6) and spread.error == pytest.approx(0.1 / math.sqrt(3)) and len(spread) == 3
     assert math.isnan(Spread({4: 0.5}).error)
 
 
@@ -42,7 +42,7 @@ def test_gains_are_taken_seed_by_seed():
 def test_a_study_finds_its_runs_by_what_they_are(tmp_path):
     records = Records(tmp_path)
     study = Study(EXPERIMENT, CARS, records)
-    assert study.choice(ARMS[0]) is None and study.config(ARMS[0], 0) is None and study.spread(ARMS[0]) is None
+    assert study.choice(ARMS[0]) is None and study.config(ARMS[0], 0) is None and not study.spread(ARMS[0])
     carry_out([EXPERIMENT], [CARS], 3, records)
     assert study.choice(ARMS[0]).picked == 1e-4
     assert [run.seed for run in study.runs(ARMS[0])] == [0, 1, 2]

@@ -9,18 +9,12 @@ from paper.experiments import MEASURES
 from paper.plan import Task
 from paper.record import Records, file_name, identity
 from paper.work import execute, measure, weights_of
-from tests.tiny import draw_photos, tiny_config
+from tests.tiny import tiny_config
 from xbm.errors import DivergedError, InputError
-from xbm_app.report import run_folders as drift_curves
+from xbm_app.report import run_folders
 from xbm_app.report.run_folders import read_columns
 from xbm_app.train.config import override
 from xbm_app.train.loop import train
-
-
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory):
-    torch.set_num_threads(1)
-    return draw_photos(tmp_path_factory.mktemp("own") / "photos")
 
 
 @pytest.fixture(autouse=True)
@@ -53,17 +47,17 @@ def test_everything_is_measured_on_one_run_and_the_scores_are_those_of_a_plain_o
     records = Records(tmp_path / "results")
     names = ("lemma", "outliers", "mined", "retrieved")
     execute(task_of(config, names), config, tmp_path / "runs", records)
-    found = records.find(identity(config))
+    record = records.find(identity(config))
     plain = train(config, tmp_path / "plain", quiet=True)
-    assert found.score() == pytest.approx(plain["recall@1"], abs=1e-6)  # stopping on the way changed nothing
-    assert set(found.measures) == set(names) and json.dumps(found.measures)
-    told = found.measures["lemma"]
-    assert set(told["pairs"]) == {"memory", "10"} and len(told["C"]) == 3
-    for pairs in told["pairs"].values():
+    assert record.score() == pytest.approx(plain["recall@1"], abs=1e-6)  # stopping on the way changed nothing
+    assert set(record.measures) == set(names) and json.dumps(record.measures)
+    lemma = record.measures["lemma"]
+    assert set(lemma["pairs"]) == {"memory", "10"} and len(lemma["C"]) == 3
+    for pairs in lemma["pairs"].values():
         assert len(pairs["error"]) == len(pairs["epsilon"]) == len(pairs["anchor"]) > 4
-        assert all(e <= 1.01 * told["C"][a] * eps for e, a, eps in zip(pairs["error"], pairs["anchor"], pairs["epsilon"]))
-    assert max(told["pairs"]["10"]["epsilon"]) > 0 and len(told["pairs"]["10"]["error"]) == 9
-    assert len(found.measures["retrieved"]["queries"]) == 36 and set(found.measures["outliers"]) >= {"contrastive"}
+        assert all(e <= 1.01 * lemma["C"][a] * eps for e, a, eps in zip(pairs["error"], pairs["anchor"], pairs["epsilon"]))
+    assert max(lemma["pairs"]["10"]["epsilon"]) > 0 and len(lemma["pairs"]["10"]["error"]) == 9
+    assert len(record.measures["retrieved"]["queries"]) == 36 and set(record.measures["outliers"]) >= {"contrastive"}
 
 
 def test_a_run_that_was_stopped_goes_on(photos, tmp_path, monkeypatch):
@@ -88,8 +82,8 @@ def test_models_kept_on_the_way_are_those_of_their_iterations(photos, tmp_path):
     folder = tmp_path / "runs" / file_name(identity(config)).removesuffix(".json")
     train(config, folder, quiet=True)
     wanted = execute(task_of(config, ("lemma",)), config, tmp_path / "other", Records(tmp_path / "other")).read_text()
-    found = execute(task_of(config, ("lemma",)), config, tmp_path / "runs", Records(tmp_path / "results")).read_text()
-    assert json.loads(found)["measures"] == json.loads(wanted)["measures"]
+    text = execute(task_of(config, ("lemma",)), config, tmp_path / "runs", Records(tmp_path / "results")).read_text()
+    assert json.loads(text)["measures"] == json.loads(wanted)["measures"]
 
 
 def test_a_run_that_went_on_does_not_tell_how_long_a_whole_one_takes(photos, tmp_path, monkeypatch):
@@ -130,8 +124,8 @@ def test_a_run_that_diverges_is_an_outcome(photos, tmp_path, monkeypatch):
     config = tiny_config(photos)
     records = Records(tmp_path / "results")
     execute(task_of(config), config, tmp_path / "runs", records)
-    found = records.find(identity(config))
-    assert found.score() == 0 and found.values["failed"] == "iteration 7: the loss is not finite"
+    record = records.find(identity(config))
+    assert record.score() == 0 and record.values["failed"] == "iteration 7: the loss is not finite"
 
 
 def test_other_trouble_is_no_outcome(photos, tmp_path):
@@ -149,13 +143,13 @@ def test_an_unknown_measure_is_told(photos, tmp_path):
 def test_weights_of_a_file_have_a_name_and_a_digest(photos, tmp_path):
     (tmp_path / "w.safetensors").write_bytes(b"abc")
     config = tiny_config(photos, model__weights=str(tmp_path / "w.safetensors"))
-    found = weights_of(config)
-    assert found["name"] == "w.safetensors" and found["sha256"].startswith("ba7816bf")
+    weights = weights_of(config)
+    assert weights["name"] == "w.safetensors" and weights["sha256"].startswith("ba7816bf")
     assert weights_of(tiny_config(photos)) == {"name": "none"}
 
 
 def test_curves_leave_out_what_was_never_measured(tmp_path, monkeypatch):
     nan = float("nan")
-    rows = [dict.fromkeys(drift_curves.COLUMNS, nan) | {"step": k, "loss": 1.23456} for k in range(2)]
-    monkeypatch.setattr(drift_curves, "read_metrics", lambda path: rows)
+    rows = [dict.fromkeys(run_folders.COLUMNS, nan) | {"step": k, "loss": 1.23456} for k in range(2)]
+    monkeypatch.setattr(run_folders, "read_metrics", lambda path: rows)
     assert read_columns(tmp_path) == {"step": [0, 1], "loss": [1.235, 1.235]}

@@ -1,6 +1,7 @@
 """Runs side by side: with threads in place of processes, and once with real ones."""
 
 import os
+import pickle
 import threading
 import time
 from contextlib import contextmanager, suppress
@@ -13,7 +14,7 @@ from paper import workers
 from paper.experiment import Arm, Experiment, Setting
 from paper.plan import Task, plan
 from paper.record import Records, identity
-from paper.workers import Outcome, Worker, estimate, pack, run_all, unpack
+from paper.workers import Outcome, Reply, Worker, estimate, run_all
 from tests.paper.made_up import CARS, invented
 from xbm.errors import InputError
 
@@ -41,7 +42,7 @@ class Crew:
     def serve(self, pipe) -> None:
         with suppress(EOFError, OSError):
             while True:
-                task = unpack(pipe.recv()["task"])
+                task, _, _ = pipe.recv()
                 with self.lock:
                     self.running.append(task)
                     self.most = max(self.most, len(self.running))
@@ -52,7 +53,7 @@ class Crew:
                     self.running.remove(task)
                     if not error:
                         Records(self.results).write(invented(task))
-                pipe.send({"error": error, "ended": bool(error)})
+                pipe.send(Reply(error, ended=bool(error)))
                 if error:
                     return
 
@@ -64,54 +65,59 @@ class Crew:
 
     @contextmanager
     def workers(self, jobs, runs, results):
-        made = [self.another() for _ in range(jobs)]
-        yield made
-        for worker in made:
+        started = [self.another() for _ in range(jobs)]
+        yield started
+        for worker in started:
             worker.pipe.close()
 
 
-def experiment(arms: int, choose=None, measures=()) -> Experiment:
-    made = [Arm(f"{k}", {"batch.size": 4 * (k + 1)}, choose, measures=measures if k == arms // 2 else ()) for k in range(arms)]
-    return Experiment("x", "", "", ("cars",), lambda setting: made, lambda data, studies: [])
+def experiment(count: int, choose=None, measures=()) -> Experiment:
+    """With so many arms, of which the middle one is measured."""
+    arms = [
+        Arm(f"{k}", {"batch.size": 4 * (k + 1)}, choose, measures=measures if k == count // 2 else ()) for k in range(count)
+    ]
+    return Experiment("x", "", "", ("cars",), lambda setting: arms, lambda data, studies: [])
 
 
 @pytest.fixture
 def crew(tmp_path, monkeypatch):
-    found = Crew(tmp_path / "results")
-    monkeypatch.setattr(workers, "_workers", found.workers)
-    return found
+    threads = Crew(tmp_path / "results")
+    monkeypatch.setattr(workers, "_workers", threads.workers)
+    return threads
 
 
 def go(crew, each, jobs=1, seeds=1, **more) -> tuple[Outcome, Records, list[str]]:
-    records, said = Records(crew.results), []
+    records, messages = Records(crew.results), []
     planned = lambda: plan([each], [CARS], seeds, records)  # noqa: E731
-    return run_all(planned, lambda c: c, records, crew.results.parent / "runs", jobs, tell=said.append, **more), records, said
+    outcome = run_all(planned, lambda c: c, records, crew.results.parent / "runs", jobs, tell=messages.append, **more)
+    return outcome, records, messages
 
 
 def test_all_runs_are_made_choosing_before_scoring(crew):
-    outcome, records, said = go(crew, experiment(2, choose={}), seeds=2)
+    outcome, records, messages = go(crew, experiment(2, choose={}), seeds=2)
     assert outcome == Outcome(3 * 2 + 2 * 2, {}, 0) and len(records) == 10
-    assert "held-out" in said[0] and "held-out" not in said[-1] and said[-1].startswith("10 made, 0 to go, about 0 s")
-    assert go(crew, experiment(2, choose={}), seeds=2)[0].made == 0  # all there: nothing is made again
+    assert "held-out" in messages[0] and "held-out" not in messages[-1]
+    assert messages[-1].startswith("10 made, 0 to go, about 0 s")
+    assert go(crew, experiment(2, choose={}), seeds=2)[0].finished == 0  # all there: nothing is made again
 
 
 def test_so_many_at_a_time_and_no_more(crew):
     crew.seconds = 0.05
-    assert go(crew, experiment(7), jobs=3)[0].made == 7
+    assert go(crew, experiment(7), jobs=3)[0].finished == 7
     assert crew.most == 3
 
 
 def test_a_run_that_is_timed_has_the_machine_for_itself(crew):
     crew.seconds = 0.02
-    assert go(crew, experiment(5, measures=("cost",)), jobs=3)[0].made == 5
+    assert go(crew, experiment(5, measures=("cost",)), jobs=3)[0].finished == 5
     assert all(len(together) == 1 for together in crew.together if any(together)) and crew.most > 1
 
 
 def test_one_runs_trouble_is_told_and_the_others_go_on(crew):
     crew.trouble = lambda task: "out of luck" if task.config.batch.size == 8 else ""
-    outcome, records, said = go(crew, experiment(3))
-    assert outcome.made == 2 and outcome.left == 0 and len(records) == 2
-    assert next(iter(outcome.failed.values())).endswith("out of luck") and any("failed" in line for line in said)
+    outcome, records, messages = go(crew, experiment(3))
+    assert outcome.finished == 2 and outcome.left == 0 and len(records) == 2
+    assert next(iter(outcome.failed.values())).endswith("out of luck") and any("failed" in line for line in messages)
     assert crew.started == 2  # the process that met it is not asked again
 
 
@@ -121,9 +127,9 @@ def test_two_processes_never_make_the_same_run(crew):
     both = Experiment("x", "", "", ("cars",), lambda setting: [Arm("chosen", {}), held_out], lambda data, studies: [])
     crew.seconds = 0.05
     outcome, records, _ = go(crew, both, jobs=4)
-    assert outcome.made == len(records) == 3 + 1
-    found = [record for record in records if record.config["optim.lr"] == 1e-4 and record.config["data.holdout"]]
-    assert [list(record.measures) for record in found] == [["shares"]]
+    assert outcome.finished == len(records) == 3 + 1
+    shared = [record for record in records if record.config["optim.lr"] == 1e-4 and record.config["data.holdout"]]
+    assert [list(record.measures) for record in shared] == [["shares"]]
 
 
 def test_a_run_that_would_not_end_in_time_is_not_begun(crew):
@@ -131,7 +137,7 @@ def test_a_run_that_would_not_end_in_time_is_not_begun(crew):
     each = experiment(2)
     same = Experiment("y", "", "", ("cars",), lambda s: [Arm(f"{k}", {"optim.lr": k}, None) for k in (1, 2)], each.draw)
     outcome, records, _ = go(crew, same, budget=30)
-    assert outcome.made == 1 and outcome.left == 1 and len(records) == 1
+    assert outcome.finished == 1 and outcome.left == 1 and len(records) == 1
     assert go(crew, same, budget=300)[0] == Outcome(1, {}, 0)
 
 
@@ -139,16 +145,16 @@ def test_a_long_silence_is_broken_by_how_far_the_runs_are(crew, monkeypatch):
     monkeypatch.setattr(workers, "SILENCE", 0.01)
     monkeypatch.setattr(workers, "PATIENCE", 0.02)
     crew.seconds = 0.5
-    said = go(crew, experiment(1))[2]
-    assert said[0].startswith("running · cars_efficientnet_lite0_contrastive_queue_seed0_") and said[0].endswith(" 0/2000")
+    message = go(crew, experiment(1))[2][0]
+    assert message.startswith("running · cars_efficientnet_lite0_contrastive_queue_seed0_") and message.endswith(" 0/2000")
 
 
 def test_when_time_is_up_what_runs_is_stopped(crew, monkeypatch):
     monkeypatch.setattr(workers, "PATIENCE", 0.01)
     crew.seconds = 90
     begun = time.monotonic()
-    outcome, _, said = go(crew, experiment(2), budget=0.1)
-    assert time.monotonic() - begun < 30 and outcome.made == 0 and outcome.left == 2 and "can be resumed" in said[-1]
+    outcome, _, messages = go(crew, experiment(2), budget=0.1)
+    assert time.monotonic() - begun < 30 and outcome.finished == 0 and outcome.left == 2 and "can be resumed" in messages[-1]
 
 
 def test_a_process_that_dies_is_told(crew):
@@ -161,14 +167,14 @@ def test_a_process_that_dies_is_told(crew):
 
 def dying(usual):
     @contextmanager
-    def made(*words):
-        with usual(*words) as found:
-            for worker in found:
+    def killed(*arguments):
+        with usual(*arguments) as crew:
+            for worker in crew:
                 worker.process.exitcode = -9
                 os.close(worker.process._other)  # what waits for the process wakes up
-            yield found
+            yield crew
 
-    return made
+    return killed
 
 
 def test_estimates_are_the_slowest_like_run_scaled_to_the_length(tmp_path):
@@ -187,7 +193,7 @@ def test_estimates_are_the_slowest_like_run_scaled_to_the_length(tmp_path):
 
 def test_a_task_travels():
     task = Task(plan([experiment(1)], [CARS], 1, Records(Path("/nowhere"))).ready[0].config, {"picked": 1}, ("lemma",))
-    assert unpack(pack(task)) == task
+    assert pickle.loads(pickle.dumps(task)) == task
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ from paper.page import Claim, Figure, Table
 from paper.record import Record, Records
 from paper.study import Study
 from tests.paper.made_up import CARS, carry_out
-from tests.tiny import draw_photos, tiny_config
+from tests.tiny import tiny_config
 from xbm_app.models import build_model
 from xbm_app.report.printed_figures import drift_panel, drift_table
 from xbm_app.train.config import override
@@ -70,32 +70,26 @@ def study(tmp_path):
 
 
 def test_drift_is_drawn_for_scratch_pretrained_and_classification(study):
-    figure, table, *said = draw_drift("cars", [study("drift")])
+    figure, table, *claims = draw_drift("cars", [study("drift")])
     assert isinstance(figure, Figure) and [panel["title"] for panel in figure.data["panels"]] == [
         "from scratch, contrastive",
         "from scratch, classification",
         "pretrained, contrastive",
         "pretrained, contrastive, queue",
     ]
-    assert isinstance(table, Table) and len(table.rows) == 8 and said == []  # three points are too few to say more
+    assert isinstance(table, Table) and len(table.rows) == 8 and claims == []  # three points are too few to say more
 
 
 def test_the_lemma_is_told_pair_by_pair(study):
     """Two anchors with C 0.5 and 4, ε 0.1 and 0.2: bounds 0.05 and 0.8; errors 0.01 and 0.9."""
-    figure, table, *said = draw_lemma("cars", [study("lemma-1")])
+    figure, table, *claims = draw_lemma("cars", [study("lemma-1")])
     assert table.rows[0][1:] == ["2", "0.15", "0.455", "0.425", "0.66", "50.0 %"]
-    assert "within C · ε for 50.0 % of the pairs" in said[0] and "for 1 of them" in said[0] and isinstance(said[0], Claim)
+    assert "within C · ε for 50.0 % of the pairs" in claims[0] and "for 1 of them" in claims[0] and isinstance(claims[0], Claim)
     assert figure.data["panels"][0]["lines"][0]["x"] == [0.05, 0.8] and figure.data["panels"][0]["diagonal"] == [0.01, 0.9]
 
 
 def test_nothing_run_nothing_drawn():
     assert draw_drift("sop", []) == [] and draw_lemma("sop", []) == []
-
-
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory):
-    torch.set_num_threads(1)
-    return draw_photos(tmp_path_factory.mktemp("own") / "photos")
 
 
 def config(photos, **more):
@@ -104,12 +98,12 @@ def config(photos, **more):
 
 
 def test_it_learns_the_classes_and_watches_the_pooled_features(photos, tmp_path):
-    found = classify(config(photos), tmp_path / "run")
-    curves = found["curves"]
+    values = classify(config(photos), tmp_path / "run")
+    curves = values["curves"]
     assert curves["step"] == [9, 19, 29, 39, 49, 59] and curves["lr"][-1] == pytest.approx(3e-4)
     assert curves["accuracy"][-1] > 0.8 > curves["accuracy"][0] and curves["loss"][-1] < curves["loss"][0]
     assert curves["drift_10"][0] is None and all(value > 0 for value in curves["drift_10"][1:])
-    assert curves["drift_10"][-1] < curves["drift_10"][1] and found["data"]["train_classes"] == 6 and found["scores"] == {}
+    assert curves["drift_10"][-1] < curves["drift_10"][1] and values["data"]["train_classes"] == 6 and values["scores"] == {}
 
 
 def test_drift_is_that_of_the_models_of_then_and_now(photos, tmp_path):

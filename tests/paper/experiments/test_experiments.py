@@ -48,10 +48,10 @@ def test_every_experiment_draws_itself_from_results_of_two_trunks(name, tmp_path
     other = Setting("cars", "resnet50_v1", "w.safetensors")
     each = ALL[name]
     settings = [setting for setting in (CARS, other) if each.suits(setting)] or [setting_of(each.data[0])]
-    made = carry_out([each], settings, 2, records)
+    count = carry_out([each], settings, 2, records)
     data = settings[0].data
     blocks = each.draw(data, [Study(each, setting, records) for setting in settings])
-    assert made and blocks
+    assert count and blocks
     for block in blocks:
         if isinstance(block, Table):
             assert all(len(row) == len(block.header) for row in block.rows), block

@@ -26,17 +26,17 @@ def test_the_six_rows_with_the_papers_beside_them(study):
 
 
 def test_a_gain_is_told_with_its_error(study):
-    said = [block for block in draw_losses("cars", [study]) if isinstance(block, Claim)]
-    assert len(said) == 3
-    assert said[0] == (
+    claims = [block for block in draw_losses("cars", [study]) if isinstance(block, Claim)]
+    assert len(claims) == 3
+    assert claims[0] == (
         "cars, efficientnet_lite0, contrastive: the memory adds +10.0 ± 0.0 points (the paper, with GoogLeNet: +7.8), 3 seeds; "
         "more than two standard errors from 0."
     )
 
 
 def test_the_chosen_rates_are_shown_with_what_they_were_chosen_by(study):
-    said, table = choices(study)
-    assert "held out" in said and table.header[1:4] == ["lr 3e-05", "lr 0.0001", "lr 0.0003"]
+    note, table = choices(study)
+    assert "held out" in note and table.header[1:4] == ["lr 3e-05", "lr 0.0001", "lr 0.0003"]
     assert table.rows[0] == ["contrastive", "49.9", "**50.6**", "48.6", ""] and len(table.rows) == 6
 
 

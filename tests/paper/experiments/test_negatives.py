@@ -16,15 +16,15 @@ from xbm_app.train.finish import mined_negatives, write_examples
 
 
 def test_valid_negatives_from_batch_and_memory(drawn):
-    figure, table, said = drawn("valid-negatives")
+    figure, table, claim = drawn("valid-negatives")
     assert [line["label"] for line in figure.data["panels"][0]["lines"]] == ["from the batch", "from the memory"]
     assert table.rows == [["efficientnet_lite0", "17", "8", "1,500", "1,000"]]
-    assert isinstance(said, Claim) and "8 valid negatives per iteration from the batch and 1,000 from the memory" in said
+    assert isinstance(claim, Claim) and "8 valid negatives per iteration from the batch and 1,000 from the memory" in claim
 
 
 def test_weights_are_compared_on_the_same_pairs(drawn):
-    figure, table, _, said = drawn("ms-outliers")
-    assert "multi-similarity gives 75.0 % to the hardest one, contrastive 25.0 %" in said
+    figure, table, _, claim = drawn("ms-outliers")
+    assert "multi-similarity gives 75.0 % to the hardest one, contrastive 25.0 %" in claim
     assert isinstance(figure, Figure) and len(figure.data["panels"]) == 2
     assert table.rows[0][1:] == ["100", "4.0", "25.0", "50.0", "10.0"] and table.rows[1][3] == "75.0"
     assert not any("triplet" in row[0] for row in table.rows)  # it had no anchor to tell about
@@ -41,10 +41,10 @@ def test_mined_negatives_are_rows_of_pictures_and_their_absence_is_told(drawn):
 
 
 def test_where_both_fail_is_shown_and_all_outcomes_are_counted(drawn):
-    said, fails = drawn("retrieved")
+    summary, fails = drawn("retrieved")
     assert (
-        "of 3 random queries" in said
-        and "right in both runs for 1, only with memory for 0, only without for 0, in neither for 2" in said
+        "of 3 random queries" in summary
+        and "right in both runs for 1, only with memory for 0, only without for 0, in neither for 2" in summary
     )
     assert isinstance(fails, Pictures) and [len(row) for row in fails.rows] == [3, 3, 0, 3, 3]  # without and with, twice
     assert fails.rows[0][0].image == 7 and [tile.frame for tile in fails.rows[0]] == ["anchor", "wrong", "right"]
@@ -63,21 +63,21 @@ POSITIVE = torch.tensor([[True, False, False, False]] * 2)
 
 def test_contrastive_weighs_valid_negatives_alike():
     """The first anchor has two negatives above 0.5, the second none."""
-    found = weight_shares(ContrastiveLoss(), S, POSITIVE, ~POSITIVE)
-    assert found["anchors"] == 1 and found["valid"] == 2 and found["effective"] == pytest.approx(2)
-    assert found["hardest"] == pytest.approx(0.5) and found["very_hard"] == pytest.approx(0.5)
-    assert found["very_hard_count"] == pytest.approx(0.5)
-    bins = dict(zip(EDGES, found["bins"]))
+    measured = weight_shares(ContrastiveLoss(), S, POSITIVE, ~POSITIVE)
+    assert measured["anchors"] == 1 and measured["valid"] == 2 and measured["effective"] == pytest.approx(2)
+    assert measured["hardest"] == pytest.approx(0.5) and measured["very_hard"] == pytest.approx(0.5)
+    assert measured["very_hard_count"] == pytest.approx(0.5)
+    bins = dict(zip(EDGES, measured["bins"]))
     assert bins[0.9] + bins[0.95] == pytest.approx(0.5) and bins[0.55] + bins[0.6] == pytest.approx(0.5)
-    assert sum(found["bins"]) == pytest.approx(1)
+    assert sum(measured["bins"]) == pytest.approx(1)
 
 
 def test_multi_similarity_gives_the_hardest_nearly_all():
-    found = weight_shares(MultiSimilarityLoss(mining=False), S[:1], POSITIVE[:1], ~POSITIVE[:1])
+    measured = weight_shares(MultiSimilarityLoss(mining=False), S[:1], POSITIVE[:1], ~POSITIVE[:1])
     weights = [math.exp(40 * (s - 0.5)) for s in (0.95, 0.6, 0.4)]
     shares = [w / sum(weights) for w in weights]
-    assert found["hardest"] == pytest.approx(shares[0], rel=1e-4)
-    assert found["effective"] == pytest.approx(math.exp(-sum(p * math.log(p) for p in shares)), rel=1e-4)
+    assert measured["hardest"] == pytest.approx(shares[0], rel=1e-4)
+    assert measured["effective"] == pytest.approx(math.exp(-sum(p * math.log(p) for p in shares)), rel=1e-4)
 
 
 def test_nobody_with_a_negative_is_said():
@@ -85,12 +85,12 @@ def test_nobody_with_a_negative_is_said():
     assert weight_shares(ContrastiveLoss(), S, POSITIVE, none) == {"anchors": 0}
 
 
-def job(rows, labels, anchors, folder):
+def run_of(rows, labels, anchors, folder):
     """A run whose model returns the given rows, whose memory contains all of them, and whose batch is `anchors`."""
     rows, labels = F.normalize(torch.tensor(rows, dtype=torch.float32)), np.array(labels)
     memory = CrossBatchMemory(len(rows), rows.shape[1])
     memory.enqueue(rows, torch.from_numpy(labels), torch.arange(len(rows)))
-    made = SimpleNamespace(
+    run = SimpleNamespace(
         folder=folder,
         autocast=nullcontext(),
         data=SimpleNamespace(
@@ -104,8 +104,8 @@ def job(rows, labels, anchors, folder):
         memory=memory,
         device=torch.device("cpu"),
     )
-    write_examples(made, mined_negatives(made))
-    return made
+    write_examples(run, mined_negatives(run))
+    return run
 
 
 class Table(torch.nn.Module):
@@ -124,7 +124,7 @@ def fan(angles):
 def test_negatives_are_taken_evenly_from_hard_to_simple(tmp_path):
     """Image 0 and its positive 1 at angle 0; 31 negatives fan out: those within 60 degrees pass 0.5."""
     degrees = np.arange(1, 94, 3)
-    mined = measure_mined(job(fan(np.radians([0, 0, *degrees])), [0, 0, *[1] * 31], [0], tmp_path))
+    mined = measure_mined(run_of(fan(np.radians([0, 0, *degrees])), [0, 0, *[1] * 31], [0], tmp_path))
     (row,) = mined["uniform"]
     hard = [2 + k for k, d in enumerate(degrees) if d < 60]
     assert row["anchor"] == 0 and row["positive"] == 1
@@ -137,21 +137,21 @@ def test_negatives_are_taken_evenly_from_hard_to_simple(tmp_path):
 
 def test_only_anchors_with_hard_enough_negatives_are_shown(tmp_path):
     """The nearest negative is 50 degrees away: 0.64, and only two pass 0.5."""
-    mined = measure_mined(job(fan(np.radians([0, 5, 50, 55, 80])), [0, 0, 1, 1, 1], [0], tmp_path))
+    mined = measure_mined(run_of(fan(np.radians([0, 5, 50, 55, 80])), [0, 0, 1, 1, 1], [0], tmp_path))
     assert mined == {"uniform": [], "hardest": []}
 
 
 def test_the_batchs_own_negatives_stand_beside_them(tmp_path):
-    mined = measure_mined(job(fan(np.radians([0, 0, *range(1, 13)])), [0, 0, *[1] * 12], [0, 13, 5], tmp_path))
+    mined = measure_mined(run_of(fan(np.radians([0, 0, *range(1, 13)])), [0, 0, *[1] * 12], [0, 13, 5], tmp_path))
     for rows in mined.values():
         row = next(each for each in rows if each["anchor"] == 0)
         assert [image for image, _ in row["batch"]] == [5, 13]
 
 
 def test_without_a_memory_there_is_nothing_to_mine(tmp_path):
-    made = job(fan([0, 1]), [0, 1], [0], tmp_path)
-    made.memory = None
-    assert measure_mined(made) == {"uniform": [], "hardest": []}
+    run = run_of(fan([0, 1]), [0, 1], [0], tmp_path)
+    run.memory = None
+    assert measure_mined(run) == {"uniform": [], "hardest": []}
 
 
 def test_the_same_queries_in_every_run(tmp_path):

@@ -22,7 +22,7 @@ from paper.plan import plan
 from paper.record import Records
 from paper.study import Spread, Study
 from tests.paper.made_up import CARS, invented
-from tests.tiny import draw_photos, tiny_config
+from tests.tiny import tiny_config
 from xbm_app.train.config import override
 
 GLYPHS = setting_of("glyphs")
@@ -53,10 +53,10 @@ def carried_out(names, setting, records, seeds=3):
 
 
 def test_the_recipes_are_the_papers_two_and_ours():
-    found = recipes(CARS)
-    assert list(found) == ["paper", "official", "auto"]
-    assert found["paper"]["memory.update"] == "backprop" and found["paper"]["memory.batch_weight"] == 0  # Table 7, Algorithm 1
-    assert (found["official"]["memory.update"], found["official"]["memory.fill"]) == ("queue", False)
+    kinds = recipes(CARS)
+    assert list(kinds) == ["paper", "official", "auto"]
+    assert kinds["paper"]["memory.update"] == "backprop" and kinds["paper"]["memory.batch_weight"] == 0  # Table 7, Algorithm 1
+    assert (kinds["official"]["memory.update"], kinds["official"]["memory.fill"]) == ("queue", False)
     assert recipes(GLYPHS)["paper"]["memory.update"] == "queue" and recipes(GLYPHS)["paper"]["loss.reduction"] == "sum"
     ours = [recipes(setting)["auto"] for setting in (CARS, GLYPHS)]
     assert [each["memory.update"] for each in ours] == ["moving_average", "queue"]  # pretrained, and from scratch
@@ -74,7 +74,7 @@ def test_arms_differ_in_loss_and_memory_alone(setting):
 def test_no_memory_is_taken_with_the_reduction_that_was_better_on_the_held_out_classes(records):
     (study,) = carried_out(["robustness"], GLYPHS, records)
     bare = study.arms[0]
-    assert study.choice(bare).told() == {
+    assert study.choice(bare).to_dict() == {
         "setting": "loss.reduction", "picked": "mean", "tried": ["sum", "mean"], "scores": [0.5, 0.55],
         "by": "recall@1 on 20% of the training classes, held out", "seed": 0, "runs": 2,
     }  # fmt: skip
@@ -91,8 +91,8 @@ def test_gains_are_taken_seed_by_seed_and_told(records):
     assert table.rows[0] == [
         "small, contrastive", "57.0 ± 1.2", "11.0 ± 0.6", "31.0 ± 0.6", "61.0 ± 0.6", "+4.0 ± 0.6", "+4.0 ± 0.6",
     ]  # fmt: skip
-    told = "`auto` is +4.0 ± 0.6 points from no memory (ahead by more than one standard error, 3 seeds)."
-    assert first == f"glyphs, small, contrastive: {told}"
+    text = "`auto` is +4.0 ± 0.6 points from no memory (ahead by more than one standard error, 3 seeds)."
+    assert first == f"glyphs, small, contrastive: {text}"
 
 
 def test_wrong_labels_are_met_with_the_rates_chosen_with_right_ones(records):
@@ -109,16 +109,16 @@ def test_wrong_labels_are_met_with_the_rates_chosen_with_right_ones(records):
 def test_auto_is_chosen_on_held_out_classes_only(records):
     (study,) = carried_out(["robustness-choice"], GLYPHS, records, seeds=1)
     assert all(record.config["data.holdout"] == 0.2 for record in records) and len(records) == len(candidate_arms(GLYPHS))
-    table, said = draw_candidates("glyphs", [study])
-    assert ["contrastive, queue, balanced", "60.0"] in table.rows and "20% of the training classes were held out" in said
+    table, note = draw_candidates("glyphs", [study])
+    assert ["contrastive, queue, balanced", "60.0"] in table.rows and "20% of the training classes were held out" in note
 
 
 def test_the_cost_is_told_as_a_share_of_a_step(records):
     (study,) = carried_out(["robustness-cost"], CARS, records, seeds=1)
-    table, said = draw_cost("cars", [study])
+    table, note = draw_cost("cars", [study])
     assert table.rows == [
         ["efficientnet_lite0", "NVIDIA H200", "20.00 ms", "20.20 ms", "+1.0 % (−0.5 to +2.0)", "3"],
-    ] and "in alternation" in said  # fmt: skip
+    ] and "in alternation" in note  # fmt: skip
     assert draw_cost("cars", []) == []
     (run,) = study.finished(study.arms[0])
     run.measures["beside_queue"] = {"queue": [0.0004882], "ours": [0.0004912]}  # a small net: the hundredths are the same
@@ -126,11 +126,11 @@ def test_the_cost_is_told_as_a_share_of_a_step(records):
 
 
 @pytest.mark.parametrize(
-    ("gains", "told"), [((1, 2, 3), "ahead by more than"), ((-1, -2, -3), "behind by more than"), ((-1, 0, 2), "within")]
+    ("gains", "position"), [((1, 2, 3), "ahead by more than"), ((-1, -2, -3), "behind by more than"), ((-1, 0, 2), "within")]
 )
-def test_a_gain_is_told_by_its_standard_error(gains, told):
+def test_a_gain_is_told_by_its_standard_error(gains, position):
     gain = Spread(dict(enumerate(each / 100 for each in gains)))
-    assert f" points from no memory ({told} one standard error, 3 seeds)." in _claim("here", gain, gain, NO_MEMORY)
+    assert f" points from no memory ({position} one standard error, 3 seeds)." in _claim("here", gain, gain, NO_MEMORY)
 
 
 def test_more_wrong_labels_are_asked_for_by_name():
@@ -139,38 +139,32 @@ def test_more_wrong_labels_are_asked_for_by_name():
         assert {arm.settings["data.noise"] for arm in experiment.arms(GLYPHS)} == {share}
 
 
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory):
-    torch.set_num_threads(1)
-    return draw_photos(tmp_path_factory.mktemp("own") / "photos")
-
-
 def test_everybody_warms_up_and_then_the_order_turns(photos, tmp_path, monkeypatch):
-    made = []
+    turns = []
 
     class Watched(Steps):
         def seconds(self, count):
-            made.append((self.job.config.memory.update, self.done, count))
+            turns.append((self.run.config.memory.update, self.done, count))
             super().seconds(count)
-            return float(len(made))
+            return float(len(turns))
 
     monkeypatch.setattr(robustness, "Steps", Watched)
     monkeypatch.setattr(robustness, "TURNS", 3)
     configs = {name: tiny_config(photos, optim__iterations=8, memory__update=name) for name in ("queue", "moving_average")}
-    found = in_turns(configs, tmp_path)
-    assert made == [
+    times = in_turns(configs, tmp_path)
+    assert turns == [
         ("queue", 0, 2), ("moving_average", 0, 2), ("queue", 2, 2), ("moving_average", 2, 2), ("moving_average", 4, 2),
         ("queue", 4, 2), ("queue", 6, 2), ("moving_average", 6, 2),
     ]  # fmt: skip
-    assert found == {"queue": [3.0, 6.0, 7.0], "moving_average": [4.0, 5.0, 8.0]}
+    assert times == {"queue": [3.0, 6.0, 7.0], "moving_average": [4.0, 5.0, 8.0]}
 
 
 def test_steps_train_and_their_memory_is_on_from_the_first(photos, tmp_path):
     config = tiny_config(photos, optim__iterations=4, memory__start=3, memory__fill=False)
     steps = Steps(config, tmp_path)
-    before = [p.detach().clone() for p in steps.job.model.parameters()]
-    assert steps.seconds(1) > 0 and steps.done == 1 and len(steps.job.memory) == config.batch.size
-    assert any(not torch.equal(one, other) for one, other in zip(before, steps.job.model.parameters()))
+    before = [p.detach().clone() for p in steps.run.model.parameters()]
+    assert steps.seconds(1) > 0 and steps.done == 1 and len(steps.run.memory) == config.batch.size
+    assert any(not torch.equal(one, other) for one, other in zip(before, steps.run.model.parameters()))
     assert Steps(tiny_config(photos, memory__ratio=0.0), tmp_path).seconds(2) > 0
 
 

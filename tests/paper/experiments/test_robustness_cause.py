@@ -15,7 +15,7 @@ from xbm import ContrastiveLoss, CrossBatchMemory
 from xbm.losses import LOSSES
 from xbm_app.train.dataset import begin_run, read_run
 from xbm_app.train.loop import train
-from xbm_app.train.state import RunState as Job
+from xbm_app.train.state import RunState
 
 GLYPHS = setting_of("glyphs")
 
@@ -38,12 +38,12 @@ def test_one_thing_is_changed_at_a_time():
 def test_the_cause_is_drawn_and_told(tmp_path):
     records = Records(tmp_path)
     carry_out([BEYOND["robustness-cause"]], [GLYPHS], 1, records)
-    figure, table, said, _, parts, _ = draw_cause("glyphs", [Study(BEYOND["robustness-cause"], GLYPHS, records)])
-    assert isinstance(figure, Figure) and isinstance(table, Table) and isinstance(said, Claim)
+    figure, table, claim, _, parts, _ = draw_cause("glyphs", [Study(BEYOND["robustness-cause"], GLYPHS, records)])
+    assert isinstance(figure, Figure) and isinstance(table, Table) and isinstance(claim, Claim)
     assert parts.rows[1] == ["summed", "2.5", "0.5", "8", "30", "60", "55"]
     sides, *_, swept = figure.data["panels"]
     assert sides["lines"][0]["y"] == [20.0, 15.0, 10.0] and swept["lines"][0]["x"] == sorted([1.0, *PUSHES])
-    assert table.rows[1][0] == "summed" and table.rows[1][2] == "10" and "weigh 10 times as much as positives" in said
+    assert table.rows[1][0] == "summed" and table.rows[1][2] == "10" and "weigh 10 times as much as positives" in claim
 
 
 def test_nothing_is_drawn_before_its_runs_are_there(tmp_path):
@@ -66,7 +66,7 @@ def scene():
 @pytest.mark.parametrize("engine", ["reference", "streaming"])
 def test_at_one_it_is_the_balanced_loss_and_without_bound_the_sum(engine):
     for push, same in ((1.0, "balanced"), (1e9, "sum")):
-        made = []
+        results = []
         for loss in (
             PushedContrastiveLoss(push=push, reduction="balanced", engine=engine),
             ContrastiveLoss(reduction=same, engine=engine),
@@ -74,8 +74,8 @@ def test_at_one_it_is_the_balanced_loss_and_without_bound_the_sum(engine):
             anchors, labels, memory, ids = scene()
             value = loss(anchors, labels, memory, ids=ids)
             value.backward()
-            made.append((value.item(), anchors.grad))
-        (one, gradient), (other, expected) = made
+            results.append((value.item(), anchors.grad))
+        (one, gradient), (other, expected) = results
         assert one == pytest.approx(other, rel=1e-12)
         torch.testing.assert_close(gradient, expected)
 
@@ -119,30 +119,30 @@ def test_the_parts_of_a_gradient_by_hand(own_photos, tmp_path, reduction):
         own_photos, loss__reduction=reduction, loss__options="{margin: -0.9}", memory__start=1, optim__iterations=4
     )
     train(config, tmp_path / "run", quiet=True)
-    job = Job(config, read_run(config, tmp_path / "run"), tmp_path / "run")
-    job.restore()
-    job.model.eval()
-    truth = np.asarray(job.dataset.train.labels)
-    found = gradient_shares(job, truth)
-    assert found["false"] == 0.0  # all labels are right
-    indices = job.data.sampler.batch(job.data.batches_per_step * 4)
-    anchors = job.model(job.data.feed.test(indices)).detach()
-    rows, ids, labels = job.memory.embeddings, job.memory.ids.numpy(), truth[indices]
+    run = RunState(config, read_run(config, tmp_path / "run"), tmp_path / "run")
+    run.restore()
+    run.model.eval()
+    truth = np.asarray(run.dataset.train.labels)
+    shares = gradient_shares(run, truth)
+    assert shares["false"] == 0.0  # all labels are right
+    indices = run.data.sampler.batch(run.data.batches_per_step * 4)
+    anchors = run.model(run.data.feed.test(indices)).detach()
+    rows, ids, labels = run.memory.embeddings, run.memory.ids.numpy(), truth[indices]
     positives = [np.flatnonzero((truth[ids] == label) & (ids != i)) for i, label in zip(indices, labels)]
     pulls = [rows[list(each)].sum(0).norm().item() for each in positives]
-    assert found["memory"]["pull"] == pytest.approx(np.mean(pulls), rel=1e-3)
-    assert found["memory"]["pull_weight"] == pytest.approx(np.mean([len(each) for each in positives]), rel=1e-3)
+    assert shares["memory"]["pull"] == pytest.approx(np.mean(pulls), rel=1e-3)
+    assert shares["memory"]["pull_weight"] == pytest.approx(np.mean([len(each) for each in positives]), rel=1e-3)
     near = (anchors @ rows.T).numpy() > -0.9
     negatives = [((truth[ids] != label) & near[k]).sum() for k, label in enumerate(labels)]
     pushes = [min(n, max(len(p), 1)) if reduction == "balanced" else n for n, p in zip(negatives, positives)]
-    assert found["memory"]["push_weight"] == pytest.approx(np.mean(pushes), rel=1e-3)
-    assert found["age"]["rows"] == job.memory.ages.median()
+    assert shares["memory"]["push_weight"] == pytest.approx(np.mean(pushes), rel=1e-3)
+    assert shares["age"]["rows"] == run.memory.ages.median()
 
 
 def test_pushes_at_images_of_the_anchors_own_class_are_false(own_photos, tmp_path):
     config = tiny_config(own_photos, loss__options="{margin: -0.9}", memory__start=1, optim__iterations=4)
     train(config, tmp_path / "run", quiet=True)
-    job = Job(config, begin_run(config, tmp_path / "run"), tmp_path / "run")
-    job.restore()
-    job.model.eval()
-    assert gradient_shares(job, np.zeros(len(job.dataset.train), np.int64))["false"] == 1.0
+    run = RunState(config, begin_run(config, tmp_path / "run"), tmp_path / "run")
+    run.restore()
+    run.model.eval()
+    assert gradient_shares(run, np.zeros(len(run.dataset.train), np.int64))["false"] == 1.0

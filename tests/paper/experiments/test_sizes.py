@@ -30,10 +30,10 @@ def test_memory_ratio_has_its_points_at_batch_16(tmp_path):
 
 
 def test_the_claims_are_answered_by_the_figures(tmp_path):
-    said = [block for block in drawn("batch-size", tmp_path) if isinstance(block, Claim)]
-    assert "batch size 16 with memory beats batch size 256 without: 60.2 against 52.6" in said[0]
-    assert "+2.4 points without memory (the paper, SOP: +25.1) and +2.4 points with memory (the paper, SOP: +3.2)" in said[1]
-    assert "equal passes: batch size 16 with memory beats" in said[2] and "the paper" not in said[2] + said[3]
+    claims = [block for block in drawn("batch-size", tmp_path) if isinstance(block, Claim)]
+    assert "batch size 16 with memory beats batch size 256 without: 60.2 against 52.6" in claims[0]
+    assert "+2.4 points without memory (the paper, SOP: +25.1) and +2.4 points with memory (the paper, SOP: +3.2)" in claims[1]
+    assert "equal passes: batch size 16 with memory beats" in claims[2] and "the paper" not in claims[2] + claims[3]
 
 
 def test_with_equal_passes_every_size_sees_as_many_images(tmp_path):
@@ -67,14 +67,14 @@ def test_learning_rates_are_those_chosen_at_batch_64(tmp_path):
 def test_time_and_memory_beside_the_papers(tmp_path):
     records = Records(tmp_path)
     carry_out([EXPERIMENTS["table-2"]], [CARS], 1, records)
-    table, said = draw_cost("cars", [Study(EXPERIMENTS["table-2"], CARS, records)])
+    table, note = draw_cost("cars", [Study(EXPERIMENTS["table-2"], CARS, records)])
     rows = {row[0]: row[1:] for row in table.rows[:5]}
     assert rows["batch 64, R_M = 1"] == ["–", "3.19 h", "+0.2 GB", "77.4"]
     ours = table.rows[6:]
     assert [row[0] for row in ours] == list(TABLE_2)
     # 20 ms an iteration, 2,000 of them; the baseline's 3 GB in all, the others' beyond it
     assert ours[0] == ["batch 64", "20.0 ms", "0.7 min", "3.00 GB", "50.6"] and ours[3][3:] == ["+0.00 GB", "60.6"]
-    assert "NVIDIA H200" in said
+    assert "NVIDIA H200" in note
 
 
 def test_timed_runs_have_the_machine_for_themselves(tmp_path):

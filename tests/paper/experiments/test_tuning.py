@@ -85,9 +85,9 @@ def test_five_rates_then_three_at_full_length_then_two_on_the_other_fold(tmp_pat
     assert (choice.picked, choice.length, choice.added, choice.at_edge) == (1e-4, 2500, (), False)
     assert choice.score == pytest.approx(0.495)
     assert choice.settings == {"optim.lr": 1e-4, "optim.iterations": 3125, "optim.decay_at": (2500,)}
-    told = json.loads(json.dumps(choice.told()))
-    assert told["runs"] == 10 and told["iterations"] == 5 * 1000 + 3 * 3000 + 2 * 4000
-    assert [len(told["curves"][stage]) for stage in told["curves"]] == [5, 3, 2]
+    summary = json.loads(json.dumps(choice.to_dict()))
+    assert summary["runs"] == 10 and summary["iterations"] == 5 * 1000 + 3 * 3000 + 2 * 4000
+    assert [len(summary["curves"][stage]) for stage in summary["curves"]] == [5, 3, 2]
 
 
 def test_every_choosing_run_is_at_a_constant_rate_on_held_out_classes(tmp_path):
@@ -118,7 +118,7 @@ def test_a_best_trial_at_the_edge_adds_a_rate_at_most_twice(tmp_path):
     progress, rounds = play(CARS, arm_of(CARS), Records(tmp_path), peak(1e-2, 4000))
     assert [[c.optim.lr for c in each] for each in rounds[1:3]] == [[3e-3], [1e-2]]
     assert {c.optim.iterations for each in rounds[1:3] for c in each} == {1000}
-    assert progress.choice.added == (3e-3, 1e-2) and progress.choice.at_edge and progress.choice.told()["longest"]
+    assert progress.choice.added == (3e-3, 1e-2) and progress.choice.at_edge and progress.choice.to_dict()["longest"]
     once, _ = play(CARS, arm_of(CARS, memory=True), Records(tmp_path), peak(3e-6, 500))
     assert once.choice.added == (3e-6, 1e-6) and once.choice.picked == 3e-6 and not once.choice.at_edge
 
@@ -216,11 +216,11 @@ def test_after_the_choice_the_test_classes_are_met_with_what_was_chosen(tmp_path
 
 def miniature(records: Records, runs: Path, most: int = 100) -> list[Task]:
     """Makes the runs of the miniature in this process, `most` of them."""
-    made: list[Task] = []
-    while len(made) < most and (ready := plan([EXPERIMENT], [GLYPHS], 1, records).ready):
+    tasks: list[Task] = []
+    while len(tasks) < most and (ready := plan([EXPERIMENT], [GLYPHS], 1, records).ready):
         execute(ready[0], ready[0].config, runs, records)
-        made.append(ready[0])
-    return made
+        tasks.append(ready[0])
+    return tasks
 
 
 @pytest.fixture(scope="module")
@@ -228,16 +228,16 @@ def finished(tmp_path_factory) -> tuple[Records, Path, list[Task]]:
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("tuned")
     records = Records(folder / "results")
-    made = miniature(records, folder / "runs", 5)  # stopped here, and continued
+    tasks = miniature(records, folder / "runs", 5)  # stopped here, and continued
     records = Records(folder / "results")
-    return records, folder / "runs", made + miniature(records, folder / "runs")
+    return records, folder / "runs", tasks + miniature(records, folder / "runs")
 
 
 def test_the_miniature_runs_to_its_end_and_draws_itself(finished):
-    records, _, made = finished
+    records, _, tasks = finished
     (setting,) = [GLYPHS]
     now = plan([EXPERIMENT], [setting], 1, records)
-    assert (now.ready, now.waiting) == ([], 0) and len({task.key for task in made}) == len(made) == len(records)
+    assert (now.ready, now.waiting) == ([], 0) and len({task.key for task in tasks}) == len(tasks) == len(records)
     study = Study(EXPERIMENT, setting, records)
     assert {study.choice(arm) is not None for arm in study.arms if arm.tune} == {True}
     choosing = [record for record in records if record.config["data.holdout"]]
@@ -249,9 +249,9 @@ def test_the_miniature_runs_to_its_end_and_draws_itself(finished):
 
 
 def test_the_longer_run_goes_on_from_the_trial_exactly(finished, tmp_path, monkeypatch):
-    records, runs, made = finished
+    records, runs, tasks = finished
     task = next(
-        task for task in made if task.config.optim.iterations == 8 and not task.config.data.fold and task.config.memory.ratio
+        task for task in tasks if task.config.optim.iterations == 8 and not task.config.data.fold and task.config.memory.ratio
     )
     resumed = records.find(identity(task.config))
     assert resumed.values["wall_seconds"] is None  # of a run that did not begin here
@@ -269,15 +269,15 @@ def test_the_longer_run_goes_on_from_the_trial_exactly(finished, tmp_path, monke
 
 
 def test_only_a_constant_rate_shares_its_folder(finished):
-    _, _, made = finished
-    task = made[0]
+    _, _, tasks = finished
+    task = tasks[0]
     for change in ({"optim.decay_at": (3,)}, {"log.evaluate_every": 0}, {"optim.lr": 0.5}, {"data.fold": 1}):
         assert folder_name(override(task.config, change)) != folder_name(task.config)
 
 
 def test_hits_are_kept_per_query_and_their_mean_is_recall(finished):
-    records, runs, made = finished
-    tests = [task for task in made if not task.config.data.holdout]
+    records, runs, tasks = finished
+    tests = [task for task in tasks if not task.config.data.holdout]
     assert len(tests) == 4
     for task in tests:
         record = records.find(identity(task.config))

@@ -33,8 +33,8 @@ def test_faster_updates_share_their_rate(tmp_path):
 @pytest.mark.parametrize("data", ["sop", "inshop", "vehicleid", "cub", "cars", "deepfashion2"])
 def test_the_presets_are_run_as_they_are(data):
     setting = setting_of(data)
-    found, wanted = (identity(config) for config in (config_of(setting, preset_arms(setting)[1].settings), preset(data)))
-    assert {name: v for name, v in found.items() if v != wanted[name]}.keys() <= {"log.every"}
+    settings, wanted = (identity(config) for config in (config_of(setting, preset_arms(setting)[1].settings), preset(data)))
+    assert {name: v for name, v in settings.items() if v != wanted[name]}.keys() <= {"log.every"}
     assert config_of(setting, preset_arms(setting)[0].settings).memory.ratio == 0
 
 
