@@ -3,9 +3,10 @@
     python -m benchmarks.trace [--calls]
 
 Counting rule: Python frames of `src/` that are entered in the main thread, in order. A *change of file* is a frame whose file
-differs from that of the frame entered before it. The loss call is forward only, against a full memory, with ids. A training
-step is what happens between two optimizer steps in the middle of a run, where nothing is logged or saved; there, a call of the
-library counts as its first frame, since what is behind it is the loss call's.
+differs from that of the frame entered before it. The loss call is forward only, against a full memory, with ids. On the GPU
+engine, a kernel launch counts as one frame, `Kernel.__call__`: on a GPU the kernel's body is not Python, so frames below
+Triton's interpreter are left out. A training step is what happens between two optimizer steps in the middle of a run, where
+nothing is logged or saved; there, a call of the library counts as its first frame, since what is behind it is the loss call's.
 """
 
 import argparse
@@ -26,6 +27,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 SOURCE = f"{Path(__file__).parents[1] / 'src'}{os.sep}"
 LIBRARY = f"{SOURCE}xbm{os.sep}"
+INTERPRETER = "triton.runtime.interpreter"
 MEASURED_STEP = 12  # of the training run
 
 
@@ -54,9 +56,11 @@ class Trace:
         code = frame.f_code
         if event != "call" or not code.co_filename.startswith(SOURCE):
             return
-        caller = None if self.library else frame.f_back
+        caller = frame.f_back
         while caller is not None:
-            if caller.f_code.co_filename.startswith(LIBRARY):
+            if caller.f_globals.get("__name__") == INTERPRETER:
+                return
+            if not self.library and caller.f_code.co_filename.startswith(LIBRARY):
                 return
             caller = caller.f_back
         self.frames.append((code.co_filename.removeprefix(SOURCE), code.co_name))

@@ -22,6 +22,8 @@ from xbm.kernels import has_kernels
 __all__ = ["UPDATES", "CrossBatchMemory", "statistics_kept"]
 
 UPDATES = ("queue", "moving_average", "backprop")
+PER_ROW = ("row_labels", "row_ids", "stamps")  # buffers with one integer per slot
+COUNTERS = ("pointer", "count", "clock", "latest", "unsound")  # buffers with one integer
 STORAGE = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -79,9 +81,9 @@ class CrossBatchMemory(nn.Module):
         self.size, self.dim, self.update, self.momentum, self.alpha = size, dim, update, momentum, alpha
 
         self.register_buffer("rows", _allocate(size, dim, dtype, device))
-        for name in ("row_labels", "row_ids", "stamps"):
+        for name in PER_ROW:
             self.register_buffer(name, torch.full((size,), -1, dtype=torch.int64, device=device))
-        for name in ("pointer", "count", "clock", "latest", "unsound"):
+        for name in COUNTERS:
             self.register_buffer(name, torch.zeros((), dtype=torch.int64, device=device))
         self.rows.requires_grad_(update == "backprop")
 
@@ -196,10 +198,10 @@ class CrossBatchMemory(nn.Module):
     def clear(self) -> None:
         """Empties the memory."""
         self.rows.zero_()
-        for buffer in (self.row_labels, self.row_ids, self.stamps):
-            buffer.fill_(-1)
-        for buffer in (self.pointer, self.count, self.clock, self.latest, self.unsound):
-            buffer.zero_()
+        for name in PER_ROW:
+            self.get_buffer(name).fill_(-1)
+        for name in COUNTERS:
+            self.get_buffer(name).zero_()
 
     @torch.no_grad()
     def fill(self, model: nn.Module, loader: Iterable) -> None:

@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from xbm.checks import sound_rows
 from xbm.distributed.ranks import Ranks, gather_checked, padded, the_ranks
 from xbm.errors import InputError
-from xbm.memory import CrossBatchMemory, fill_from
+from xbm.memory import COUNTERS, PER_ROW, CrossBatchMemory, fill_from
 
-ROWS = ("rows", "row_labels", "row_ids", "stamps")  # buffers with one entry per slot
-WHOLE = ("pointer", "count", "clock", "latest", "unsound")  # buffers of the whole memory, identical on every rank
+ROWS = ("rows", *PER_ROW)  # buffers with one entry per slot; the counters are identical on every rank
 BLOCK = 1 << 16  # rows that are sent together when a checkpoint is written
 
 
@@ -97,7 +96,7 @@ class ShardedMemory(nn.Module):
         local = -(-(size - self.ranks.rank) // self.ranks.world)
         self.shard = CrossBatchMemory(local, dim, update, **options)
         self.size, self.dim, self.update = size, dim, update
-        for name in WHOLE:
+        for name in COUNTERS:
             self.register_buffer(name, torch.zeros((), dtype=torch.int64, device=self.shard.rows.device))
 
     # ---------------------------------------------------------------- writing
@@ -134,7 +133,7 @@ class ShardedMemory(nn.Module):
     @torch.no_grad()
     def clear(self) -> None:
         self.shard.clear()
-        for name in WHOLE:
+        for name in COUNTERS:
             self.get_buffer(name).zero_()
 
     def fill(self, model: nn.Module, loader: Iterable) -> None:
@@ -208,7 +207,7 @@ class ShardedMemory(nn.Module):
         """
         if args or kwargs:
             raise InputError("keep a sharded memory outside the model and call its own state_dict()")
-        R, state = self.ranks.world, {name: self.get_buffer(name).clone() for name in WHOLE}
+        R, state = self.ranks.world, {name: self.get_buffer(name).clone() for name in COUNTERS}
         longest = -(-self.size // R)
         for name in ROWS:
             local = self.shard.get_buffer(name).detach()
@@ -230,7 +229,7 @@ class ShardedMemory(nn.Module):
         if state["rows"].shape != (self.size, self.dim):
             raise InputError(f"the state has rows of shape {tuple(state['rows'].shape)}, this memory {(self.size, self.dim)}")
         R, rank = self.ranks.world, self.ranks.rank
-        for name in WHOLE:
+        for name in COUNTERS:
             self.get_buffer(name).copy_(state[name])
         for name in ROWS:
             mine = state[name][rank::R]

@@ -124,28 +124,17 @@ class _ShardEngine:
     """The streaming engine on one shard: anchors of all ranks, and what a loss needs from the other shards is exchanged."""
 
     def __init__(self, ranks: Ranks, batch: Gathered) -> None:
-        self.ranks, self.rank, self.batch = ranks, ranks.rank, batch
+        self.ranks, self.batch = ranks, batch
 
     def compare(
         self, loss: PairLoss, anchors: Tensor, pairing: Pairing, gradient: bool, row_gradient: bool, stats: bool
     ) -> Result:
         """The loss of the global batch, and its gradients in this rank's anchors (R times) and rows."""
         batch = self.batch
-        result = streaming.compare(loss, batch.embeddings, pairing, gradient, row_gradient, stats, shards=self)
+        result = streaming.compare(loss, batch.embeddings, pairing, gradient, row_gradient, stats, shards=self.ranks)
         parts = [padded(part, max(batch.sizes)) for part in result.gradient.split(batch.sizes)]
         of_anchors = self.ranks.scattered_sum(torch.stack(parts), "gradient of the anchors")[: len(anchors)]
         return result._replace(gradient=of_anchors * self.ranks.world, statistics=tuple(x.clone() for x in result.statistics))
-
-    # what the engine asks of the other shards
-
-    def maximum(self, x: Tensor) -> Tensor:
-        return self.ranks.maximum(x, "extremes")
-
-    def sum(self, x: Tensor) -> Tensor:
-        return self.ranks.sum(x, "sums")
-
-    def everyone(self, x: Tensor) -> list[Tensor]:
-        return self.ranks.everyone(x, "positives")
 
 
 class _ScaledGradient(torch.autograd.Function):

@@ -23,7 +23,8 @@ def reference(loss: Loss, anchors: Tensor, pairing: Pairing, stats: bool) -> tup
         if not stats:
             return (value,)
         with torch.no_grad():
-            return value, *whole(loss, S.T, positive.T, negative.T).statistics()
+            pairs = whole(loss, S.T, positive.T, negative.T)
+            return value, *statistics(pairs.combined.active, pairs.p, pairs.n)
 
 
 class Whole(NamedTuple):
@@ -32,9 +33,6 @@ class Whole(NamedTuple):
     negative_weights: Tensor  # (M, m)
     p: Side
     n: Side
-
-    def statistics(self) -> tuple[Tensor, ...]:
-        return statistics(self.combined.active, self.p, self.n)
 
 
 def whole(loss: Loss, S: Tensor, positive: Tensor, negative: Tensor) -> Whole:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from xbm.engine.dense import pair_weights, whole
+from xbm.engine.dense import pair_weights, statistics, whole
 from xbm.engine.pairing import Pairing, Related, list_related
 from xbm.engine.terms import Loss, Result, Shards, Side, Terms
 
@@ -65,7 +65,11 @@ def _compare(loss: Loss, anchors: Tensor, pairing: Pairing, row_gradient: bool, 
     else:
         positives = _Masked(loss, anchors, rows, pairing, p.side, stats)
     if shards is not None:
-        positives.join(shards, stats)
+        if isinstance(loss.floor(p.side), Tensor) or stats:
+            lowest, p.side.highest = shards.maximum(torch.stack([-p.side.lowest, p.side.highest]), "extremes").unbind()
+            p.side.lowest = -lowest
+        if isinstance(positives, _Listed):
+            positives.join_ranks(shards)
     height = tile_height(anchors)
     for start in range(0, M, height):
         tile = rows[start : start + height].to(anchors.dtype)  # (T, D)
@@ -87,7 +91,7 @@ def _compare(loss: Loss, anchors: Tensor, pairing: Pairing, row_gradient: bool, 
             p.side.beaten += terms.beaten
     n.finish(shards)
     if shards is not None and p.side.beaten is not None:
-        p.side.beaten = shards.sum(p.side.beaten)
+        p.side.beaten = shards.sum(p.side.beaten, "sums")
     positives.add_to(p, n.side)
     p.finish(shards)
 
@@ -106,9 +110,8 @@ def _compare(loss: Loss, anchors: Tensor, pairing: Pairing, row_gradient: bool, 
             terms = loss.negative(S, p.side, lambda x: x)
             repulsion = pair_weights(terms, loss.floor(p.side) < S, n.side.lse, c.negative_sum, c.negative_lse)
             of_rows[cut] = (repulsion - attraction) @ anchors / max(1, m)
-    counts = (p.side.count, n.side.count) if c.active is None else (p.side.count * c.active, n.side.count * c.active)
-    statistics = (*counts, n.side.highest, p.side.highest, p.side.lowest)
-    return Result(c.loss.sum() / max(1, m), gradient / max(1, m), of_rows, statistics, None)
+    extra = statistics(c.active, p.side, n.side) if stats else ()
+    return Result(c.loss.sum() / max(1, m), gradient / max(1, m), of_rows, extra, None)
 
 
 class Sums:
@@ -183,10 +186,10 @@ class Sums:
         """Completes the side. With `shards`, all but the gradient rows become those of the whole memory."""
         side = self.side
         if shards is not None:
-            peak, side.highest = shards.maximum(torch.stack([self.peak, side.highest])).unbind()
+            peak, side.highest = shards.maximum(torch.stack([self.peak, side.highest]), "extremes").unbind()
             self._raise_peak(peak)
             parts = [part.double() for part in (side.count, side.value, side.weight, self.mass)]  # a count needs 53 bits
-            count, *sums = shards.sum(torch.stack(parts)).unbind()
+            count, *sums = shards.sum(torch.stack(parts), "sums").unbind()
             side.count = count.long()
             side.value, side.weight, self.mass = (total.to(peak.dtype) for total in sums)
         side.lse = self.peak + self.mass.log()
@@ -225,12 +228,11 @@ class _Listed:
             side.ranked[self.rank, self.anchor] = self.s
             side.beaten = torch.zeros_like(side.ranked, dtype=torch.int64)
 
-    def join(self, shards: Shards, stats: bool) -> None:
-        """Turns extremes and ranks within this shard into those within the whole memory."""
-        _join_extremes(self.loss, self.side, shards, stats)
+    def join_ranks(self, shards: Shards) -> None:
+        """Turns ranks within this shard into those within the whole memory."""
         if self.side.ranked is None:
             return
-        parts = shards.everyone(self.side.ranked)
+        parts = shards.everyone(self.side.ranked, "positives")
         merged, order = torch.cat(parts).sort(dim=0, stable=True)  # (P of all shards, m)
         place = torch.empty_like(order)
         place.scatter_(0, order, torch.arange(len(order), device=order.device)[:, None].expand_as(order))
@@ -287,9 +289,6 @@ class _Masked:
             side.lowest = torch.minimum(side.lowest, S.masked_fill(~positive, torch.inf).amin(0))
             side.highest = torch.maximum(side.highest, S.masked_fill(~positive, -torch.inf).amax(0))
 
-    def join(self, shards: Shards, stats: bool) -> None:
-        _join_extremes(self.loss, self.side, shards, stats)
-
     def leave_negatives(self, S: Tensor, start: int) -> None:
         _, negative = self.pairing.masks(start, start + len(S))
         S.masked_fill_(~negative, -torch.inf)
@@ -309,12 +308,6 @@ class _Masked:
         return pair_weights(*self._terms(S, start, n), p.lse, sum_scale, lse_scale)
 
 
-def _join_extremes(loss: Loss, side: Side, shards: Shards, stats: bool) -> None:
-    if isinstance(loss.floor(side), Tensor) or stats:
-        lowest, side.highest = shards.maximum(torch.stack([-side.lowest, side.highest])).unbind()
-        side.lowest = -lowest
-
-
 def _by_anchors(loss: Loss, anchors: Tensor, rows: Tensor, pairing: Pairing, row_gradient: bool) -> Result:
     """A few anchors at a time against all rows: for small problems, and for ranked positives that are too many to list."""
     together, height = max(1, COLUMNS // max(1, len(rows))), tile_height(anchors)
@@ -331,10 +324,10 @@ def _by_anchors(loss: Loss, anchors: Tensor, rows: Tensor, pairing: Pairing, row
             gradient.addmm_(part.T, tile.to(anchors.dtype))
         if of_rows is not None:
             of_rows.addmm_(weights, anchors[cut])
-        parts.append((pairs.combined.loss, gradient, *pairs.statistics()))
-    losses, gradient, *statistics = (torch.cat(column) for column in zip(*parts))
+        parts.append((pairs.combined.loss, gradient, *statistics(pairs.combined.active, pairs.p, pairs.n)))
+    losses, gradient, *extra = (torch.cat(column) for column in zip(*parts))
     m = len(anchors)
-    return Result(losses.sum() / m, gradient / m, None if of_rows is None else of_rows / m, tuple(statistics), None)
+    return Result(losses.sum() / m, gradient / m, None if of_rows is None else of_rows / m, tuple(extra), None)
 
 
 def tile_height(anchors: Tensor) -> int:

@@ -85,19 +85,13 @@ class Loss(Protocol):
 
 
 class Shards(Protocol):
-    """How an engine reaches the other processes that hold parts of the same memory.
+    """How an engine reaches the other processes that hold parts of the same memory: what it needs of `Ranks`.
 
     All of them make the same calls in the same order, with tensors of the same shape, and get the same answer.
     """
 
     rank: int
 
-    def maximum(self, x: Tensor) -> Tensor:
-        """The elementwise maximum over the processes."""
-        ...
-
-    def sum(self, x: Tensor) -> Tensor: ...
-
-    def everyone(self, x: Tensor) -> list[Tensor]:
-        """The tensor of each process, in rank order; their first dimensions may differ."""
-        ...
+    def maximum(self, x: Tensor, why: str) -> Tensor: ...
+    def sum(self, x: Tensor, why: str) -> Tensor: ...
+    def everyone(self, x: Tensor, why: str) -> list[Tensor]: ...

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from xbm.distributed import Ranks
+from xbm.distributed.ranks import padded
 from xbm.errors import InputError
 from xbm.retrieval.similarity import Comparison, Shard, padded_count, unit_rows
 
@@ -71,10 +72,7 @@ def read_shard(ranks: Ranks, name: str, values: Any, other: Shard | None = None)
         raise InputError(f"queries are {other.rows.shape[1]}-d but the {name} is {dims[0]}-d: embed both with the same model")
     if not all(all_finite):
         raise InputError(f"{name} contains NaN or infinity: remove those rows, or find the step at which the model diverged")
-    missing = padded_count(max(sizes)) - len(unit)
-    if missing:
-        unit = torch.cat([unit, unit.new_zeros(missing, unit.shape[1])])
-    return Shard(unit, sum(sizes[: ranks.rank]), len(rows), sum(sizes), ranks)
+    return Shard(padded(unit, padded_count(max(sizes))), sum(sizes[: ranks.rank]), len(rows), sum(sizes), ranks)
 
 
 def read_embeddings(ranks: Ranks, name: str, values: Any) -> Tensor:
@@ -128,11 +126,6 @@ def read_side(name: str, values: Any, total: int, numbers: dict[str | bytes, int
     if len(keys) != total:
         raise InputError(f"{len(keys)} {name} for {total} rows: pass one per row")
     return keys.long(), text
-
-
-def read_ks(ks: Sequence[int]) -> tuple[int, ...]:
-    """Checks the K of Recall@K."""
-    return tuple(at_least_one("K of Recall@K", k) for k in ks)
 
 
 def at_least_one(name: str, value: Any) -> int:

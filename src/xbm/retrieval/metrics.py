@@ -10,7 +10,7 @@ from torch import Tensor
 from xbm.distributed import Ranks
 from xbm.errors import InputError
 from xbm.retrieval.exact_ranks import Ranking, rank
-from xbm.retrieval.inputs import at_least_one, read_ks, read_sets
+from xbm.retrieval.inputs import at_least_one, read_sets
 
 
 def evaluate(
@@ -59,7 +59,7 @@ def evaluate(
         >>> scores["recall@1"], scores["recall@2"], scores["map@r"]
         (0.75, 0.75, 0.75)
     """
-    ks = read_ks(ks)
+    ks = [at_least_one("K of Recall@K", k) for k in ks]
     ranking = _rank(ranks, embeddings, labels, gallery, gallery_labels, ids, gallery_ids)
     valid = ranking.relevant > 0
     first = ranking.first[valid]

@@ -19,18 +19,18 @@ class Threads:
     def __init__(self, rank: int, table: list, meet: Barrier) -> None:
         self.rank, self.table, self.meet = rank, table, meet
 
-    def everyone(self, x):
+    def everyone(self, x, why):
         self.table[self.rank] = x
         self.meet.wait()
         found = list(self.table)
         self.meet.wait()
         return found
 
-    def maximum(self, x):
-        return torch.stack(self.everyone(x)).amax(0)
+    def maximum(self, x, why):
+        return torch.stack(self.everyone(x, why)).amax(0)
 
-    def sum(self, x):
-        return torch.stack(self.everyone(x)).sum(0)
+    def sum(self, x, why):
+        return torch.stack(self.everyone(x, why)).sum(0)
 
 
 @pytest.mark.parametrize("listed", [True, False])

@@ -25,18 +25,18 @@ from xbm.engine.pairing import Pairing
 from xbm.engine.terms import Result
 from xbm.engine.triton import plan
 from xbm.engine.triton.bank_pass import compare_with_bank
-from xbm.engine.triton.finish import Results, finish_step
+from xbm.engine.triton.finish import finish_step
 from xbm.engine.triton.memory_kernels import assign, descend, enqueue, newest_copies
-from xbm.engine.triton.plan import KINDS, MAX_ANCHORS, MAX_COLUMNS, Case, LossConstants, capacity, loss_constants
-from xbm.engine.triton.positives import list_positives, overflow_triplets
+from xbm.engine.triton.plan import KINDS, MAX_ANCHORS, MAX_COLUMNS, Case, capacity, loss_constants
+from xbm.engine.triton.positives import Positives, list_positives, overflow_triplets
 from xbm.engine.triton.row_gradient import clean_anchors, gradient_of_rows
-from xbm.kernels import INTERPRETED, on_device_of
+from xbm.kernels import on_device_of
 
 from xbm.engine.triton.primitives import (  # isort: skip
     CONTRASTIVE_ONE_PASS, GIVEN_SLOT, NEWEST_SLOT, NO_SLOT, SAME_INDEX, TRIPLET, workspace_size,
 )  # fmt: skip
 
-__all__ = ["INTERPRETED", "assign", "compare", "descend", "enqueue", "newest_copies", "supports"]
+__all__ = ["assign", "compare", "descend", "enqueue", "newest_copies", "supports"]
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -59,30 +59,18 @@ def supports(loss: Any, anchors: Tensor, rows: Tensor) -> bool:
     return constants.kind != KINDS["triplet"] or not rows.requires_grad or capacity(m, M) >= M
 
 
-def compare(loss: Any, anchors: Tensor, pairing: Pairing, gradient: bool, row_gradient: bool, stats: bool) -> Result:
-    """The mean loss of the anchors (m, D) and, if requested, its gradients in the anchors and in the rows.
+@on_device_of(1)
+def compare(loss: Any, given: Tensor, pairing: Pairing, gradient: bool, row_gradient: bool, stats: bool) -> Result:
+    """The mean loss of the given anchors (m, D) and, if requested, its gradients in the anchors and in the rows.
 
     In a batch, where the rows are the anchors, the gradient is that of their two roles together.
-    """
-    constants = loss_constants(loss)
-    assert constants is not None, "supports() was not asked"
-    results = launch_step(constants, anchors, pairing, stats, pairing.in_batch, gradient, row_gradient)
-    statistics = (*results.counts, *results.extremes) if results.counts is not None and results.extremes is not None else ()
-    return Result(results.loss, results.gradient, results.row_gradient, statistics, results.unsound)
-
-
-@on_device_of(1)
-def launch_step(
-    constants: LossConstants, given: Tensor, pairing: Pairing, stats: bool, in_batch: bool, gradients: bool, row_gradient: bool
-) -> Results:
-    """Launches the kernels of a step.
 
     Args:
-        given: (m, D), the anchors.
-        in_batch: whether the rows are the anchors.
-        gradients: whether the anchors' gradient is needed. It always comes, but within a batch its part as rows costs a pass.
+        gradient: whether the anchors' gradient is needed. It always comes, but within a batch its part as rows costs a pass.
         row_gradient: whether the gradient of the rows is needed.
     """
+    constants, in_batch = loss_constants(loss), pairing.in_batch
+    assert constants is not None, "supports() was not asked"
     given, bank, labels = given.contiguous(), pairing.rows.contiguous(), pairing.labels.contiguous()
     row_labels, stamps = pairing.row_labels.contiguous(), pairing.stamps.contiguous()
     ids, row_ids, own = (x if x is None else x.contiguous() for x in (pairing.ids, pairing.row_ids, pairing.own))
@@ -96,7 +84,7 @@ def launch_step(
     elif in_batch and row_ids is None:
         exclude_slot = SAME_INDEX.value
     case = Case(
-        constants, m, M, D, given.device, given.dtype, bank.dtype, stats, in_batch, gradients, row_gradient,
+        constants, m, M, D, given.device, given.dtype, bank.dtype, stats, in_batch, gradient, row_gradient,
         ids is not None, sound is not None, row_ids is not None, exclude_slot, M <= plan.SMALL,
     )  # fmt: skip
     s = plan.settings(case)
@@ -113,17 +101,14 @@ def launch_step(
             bank, stamps = anchors, anchor_stamps
     pairs = (anchors, bank, row_labels, stamps, row_ids, labels, ids, own, pointer)
     workspace = torch.empty(workspace_size(m, s.plan.num_splits, D), dtype=torch.float32, device=given.device)
-    positives, overflow = None, None
-    if s.kind != CONTRASTIVE_ONE_PASS.value:
-        positives = list_positives(case, s, key, pairs)
+    positives = Positives() if s.kind == CONTRASTIVE_ONE_PASS.value else list_positives(case, s, key, pairs)
     pos_gradients = compare_with_bank(case, s, key, pairs, positives, workspace)
-    if s.kind == TRIPLET.value and positives is not None and s.plan.capacity < M:
+    overflow: tuple[Tensor | None, Tensor | None] = None, None
+    if s.kind == TRIPLET.value and s.plan.capacity < M:
         overflow = overflow_triplets(case, s, key, pairs, positives)
-    results = finish_step(case, s, key, given, pairs, latest, sound, positives, overflow, workspace, pos_gradients)
-    if in_batch and gradients:
-        whole = gradient_of_rows(case, s, key, pairs, positives, workspace, results.gradient, given.dtype, True)
-        return results._replace(gradient=whole)
+    result = finish_step(case, s, key, given, pairs, latest, sound, positives, overflow, workspace, pos_gradients)
+    if in_batch and gradient:
+        return result._replace(gradient=gradient_of_rows(case, s, key, pairs, positives, workspace, result.gradient))
     if row_gradient:
-        of_rows = gradient_of_rows(case, s, key, pairs, positives, workspace, results.gradient, bank.dtype, False)
-        return results._replace(row_gradient=of_rows)
-    return results
+        return result._replace(row_gradient=gradient_of_rows(case, s, key, pairs, positives, workspace, result.gradient))
+    return result

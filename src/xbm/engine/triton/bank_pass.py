@@ -330,13 +330,11 @@ _pass = Kernel(pass_kernel, overlap=True)
 
 
 def compare_with_bank(
-    case: Case, s: Settings, key: int | None, pairs: tuple, positives: Positives | None, workspace: Tensor
+    case: Case, s: Settings, key: int | None, pairs: tuple, positives: Positives, workspace: Tensor
 ) -> Tensor | None:
     """Fills the workspace; returns the positives' part of the gradients if it is kept separate."""
     p, t, c = s.plan, s.plan.tiles, case.loss
-    listed: tuple[Tensor | None, ...] = (None,) * 4
-    if positives is not None:
-        listed = positives.counts, positives.lowest, positives.similarities, positives.violations
+    listed = positives.counts, positives.lowest, positives.similarities, positives.violations
     separate = s.kind == CONTRASTIVE_ONE_PASS.value and c.reduction != SUM.value
     pos_gradients = rows_desc = None
     if separate:

@@ -5,13 +5,12 @@ One program takes one anchor and BLOCK_D columns of its gradient. The program th
 anchors' losses, always in the same order.
 """
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from xbm.engine.terms import Result
 from xbm.engine.triton.plan import REDUCE_COLUMNS, REDUCE_SPLITS, Case, Settings
 from xbm.engine.triton.positives import Positives
 from xbm.kernels import Kernel
@@ -23,15 +22,6 @@ from xbm.engine.triton.primitives import (  # isort: skip
     TRIPLET, VALUE, anchor_similarities, counter_ptr, is_sound, log1p_exp_sum, partials_ptr, positive_mask, results_ptr,
     self_slots, wait_for_previous,
 )  # fmt: skip
-
-
-class Results(NamedTuple):
-    loss: Tensor  # (), the mean over the anchors
-    gradient: Tensor  # (m, D), of the mean loss; within a batch, of the anchors both as anchors and as rows
-    row_gradient: Tensor | None  # (M, D)
-    counts: Tensor | None  # (2, m), valid positives and negatives
-    extremes: Tensor | None  # (3, m), hardest negative, easiest and hardest positive
-    unsound: Tensor | None  # ()
 
 
 @triton.jit
@@ -260,9 +250,8 @@ _finish = Kernel(finish_kernel, overlap=True)
 
 def finish_step(
     case: Case, s: Settings, key: int | None, given: Tensor, pairs: tuple, latest: Tensor | None, sound: Tensor | None,
-    positives: Positives | None, overflow: tuple[Tensor, Tensor] | None, workspace: Tensor,
-    pos_gradients: Tensor | None,
-) -> Results:  # fmt: skip
+    positives: Positives, overflow: tuple[Tensor | None, Tensor | None], workspace: Tensor, pos_gradients: Tensor | None,
+) -> Result:  # fmt: skip
     """Launches the last kernel. A gradient to which that of the rows is added later comes in float32."""
     m, device, p, c = case.m, case.device, s.plan, case.loss
     loss = torch.empty((), dtype=torch.float32, device=device)
@@ -275,10 +264,10 @@ def finish_step(
         unsound = torch.empty((), dtype=torch.int64, device=device)
     _finish(
         key, (m, p.column_blocks, 1), 4, 2, given, *pairs, latest, sound,
-        *(positives or (None,) * 6), *(overflow or (None, None)),
-        workspace, pos_gradients, loss, gradient, counts, extremes, unsound,
+        *positives, *overflow, workspace, pos_gradients, loss, gradient, counts, extremes, unsound,
         m, case.M, p.num_splits, p.capacity, s.tolerance, c.margin, c.alpha, c.beta, c.base,
         s.kind, c.reduction, case.stats, case.has_ids, case.has_sound, case.exclude_id, case.exclude_slot,
         case.D, REDUCE_COLUMNS, p.splits_padded, min(REDUCE_SPLITS, p.splits_padded), 16, 128, s.scale, p.capacity < case.M,
     )  # fmt: skip
-    return Results(loss, gradient, None, counts, extremes, unsound)
+    statistics = () if counts is None or extremes is None else (*counts, *extremes)
+    return Result(loss, gradient, None, statistics, unsound)

@@ -272,13 +272,12 @@ def _write(embeddings: Tensor, labels: Tensor, ids: Tensor | None, mask: Tensor 
     )  # fmt: skip
 
 
-def enqueue(
-    embeddings: Tensor, labels: Tensor, ids: Tensor | None, mask: Tensor | None,
-    rows: Tensor, row_labels: Tensor, row_ids: Tensor, stamps: Tensor,
-    pointer: Tensor, count: Tensor, clock: Tensor, latest: Tensor, unsound: Tensor,
-) -> None:  # fmt: skip
-    """Writes the sound rows of a batch to the next slots of a queue, and counts the unsound ones."""
-    buffers = (rows, row_labels, row_ids, stamps, pointer, count, clock, latest, unsound)
+def enqueue(embeddings: Tensor, labels: Tensor, ids: Tensor | None, mask: Tensor | None, *buffers: Tensor) -> None:
+    """Writes the sound rows of a batch to the next slots of a queue, and counts the unsound ones.
+
+    Args:
+        buffers: those of the memory, in the order of `enqueue_op`.
+    """
     if torch.compiler.is_compiling():
         enqueue_op(embeddings, labels, ids, mask, *buffers)
     else:

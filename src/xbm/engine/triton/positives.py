@@ -42,14 +42,14 @@ SEVERAL = tl.constexpr(-1)
 
 
 class Positives(NamedTuple):
-    """The positives of each anchor, in the order of the rows."""
+    """The positives of each anchor, in the order of the rows; `Positives()` if they are not listed."""
 
-    counts: Tensor  # (m,)
-    lowest: Tensor  # (m,), the smallest similarity, inf if there is none
-    highest: Tensor  # (m,)
-    similarities: Tensor  # (m, capacity)
-    rows: Tensor  # (m, capacity)
-    violations: Tensor  # (m, capacity), triplet: the negatives within the margin of each positive
+    counts: Tensor | None = None  # (m,)
+    lowest: Tensor | None = None  # (m,), the smallest similarity, inf if there is none
+    highest: Tensor | None = None  # (m,)
+    similarities: Tensor | None = None  # (m, capacity)
+    rows: Tensor | None = None  # (m, capacity)
+    violations: Tensor | None = None  # (m, capacity), triplet: the negatives within the margin of each positive
 
 
 @triton.jit

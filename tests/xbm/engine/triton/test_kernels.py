@@ -13,10 +13,9 @@ from xbm import ContrastiveLoss, InputError, MultiSimilarityLoss, TripletLoss
 from xbm.engine import streaming
 from xbm.engine import triton as kernels
 from xbm.engine.pairing import Pairing
-from xbm.engine.triton import launch_step
-from xbm.engine.triton.plan import loss_constants
+from xbm.kernels import INTERPRETED
 
-pytestmark = pytest.mark.skipif(kernels.INTERPRETED, reason="this is the process that starts the interpreter's")
+pytestmark = pytest.mark.skipif(INTERPRETED, reason="this is the process that starts the interpreter's")
 
 
 @pytest.mark.parametrize("which", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
@@ -49,8 +48,9 @@ def launch(loss, m=64, M=59_551, D=512, stored=torch.bfloat16, self_by="id", sta
         rows, whole(M), whole(M), whole(m), None,
         ids=None if self_by == "place" else whole(m), row_ids=whole(M) if self_by == "id" else None,
         own=whole(m) if self_by == "slot" else None, latest=(scalar, scalar) if self_by == "place" and not in_batch else None,
+        in_batch=in_batch,
     )  # fmt: skip
-    return compile_step(lambda: launch_step(loss_constants(loss), given, pairing, stats, in_batch, True, row_gradient))
+    return compile_step(lambda: kernels.compare(loss, given, pairing, True, row_gradient, stats))
 
 
 def check(found):
