@@ -14,7 +14,6 @@ from functools import cache
 import numpy as np
 from PIL import Image
 
-from xbm_app.data.contact_sheet import Thumbnail, contact_sheet
 from xbm_app.data.glyphs import TABLE, TYPEFACES, draw, font_file, glyph_classes, normalise, read_drawings, read_outlines
 from xbm_app.data.images import Dataset, ImageSet
 from xbm_app.progress import track
@@ -29,6 +28,8 @@ MAX_ALIKE = 0.25  # a character is left out if more than this fraction of its dr
 BLOCK = 48  # characters measured at once
 SHOWN = 3  # drawings per class in a pair of the sheet
 PAIRS_PER_ROW = 4
+FRAME = 2  # pixels of gray around each drawing of the sheet
+GRAY = 128
 ZOOM = 2
 ROWS = 1024  # drawings compared with all others at once
 # Views rotate, shear and stretch a glyph, so the closest of these counts: (radians, shear, width by height).
@@ -118,19 +119,6 @@ def alike(distance: np.ndarray, ink: np.ndarray, other_ink: np.ndarray) -> np.nd
     return distance < np.maximum(np.float32(MIN_UNMATCHED), np.float32(MIN_UNMATCHED_BOLD) * np.sqrt(mass))
 
 
-class _Kept:
-    """The drawings of the chosen classes, at every turn."""
-
-    def __init__(self) -> None:
-        empty = np.empty((0, CANVAS, CANVAS), np.uint8)
-        self.images = [empty] * len(TURNS)
-        self.code = np.empty(0, np.int64)
-
-    def add(self, code: int, images: list[np.ndarray]) -> None:
-        self.images = [np.concatenate(pair) for pair in zip(self.images, images)]
-        self.code = np.append(self.code, np.full(len(images[0]), code))
-
-
 def _clashes(images: list[np.ndarray], others: list[np.ndarray]) -> np.ndarray:
     """Returns which drawings are look-alikes at the closest turn of either side.  # (G, H) bool"""
     ink, far = ink_and_far(images[0])
@@ -144,7 +132,9 @@ def _clashes(images: list[np.ndarray], others: list[np.ndarray]) -> np.ndarray:
 
 def choose_classes(characters: Sequence[Drawings], quiet: bool = False) -> list[tuple[int, tuple[int, ...]]]:
     """Chooses the characters, in order, that do not look like an earlier one, with the drawings that do not."""
-    kept, chosen = _Kept(), []
+    chosen = []
+    kept_images = [np.empty((0, CANVAS, CANVAS), np.uint8)] * len(TURNS)  # the drawings of the chosen classes, at every turn
+    kept_code = np.empty(0, np.int64)
     stands_for: dict[int, int] = {}  # a look-alike and the class that stands for it
     spelled: dict[tuple[int, str], int] = {}  # (letter, marks) and the class that has them
     for start in track(range(0, len(characters), BLOCK), "measuring look-alikes", quiet=quiet):
@@ -152,10 +142,10 @@ def choose_classes(characters: Sequence[Drawings], quiet: bool = False) -> list[
         outlines = [outline for drawings in block for outline in drawings.outlines]
         code = np.repeat([d.code for d in block], [len(d.outlines) for d in block])
         images = [turned(outlines, turn) for turn in TURNS]
-        clash = np.concatenate([_clashes(images, kept.images), _clashes(images, images)], axis=1)
-        other = np.concatenate([kept.code, code])
-        taken = np.concatenate([np.ones(len(kept.code), bool), np.zeros(len(code), bool)])
-        before = len(kept.code)
+        clash = np.concatenate([_clashes(images, kept_images), _clashes(images, images)], axis=1)
+        before = len(kept_code)
+        other = np.concatenate([kept_code, code])
+        taken: np.ndarray = np.arange(len(other)) < before
         for drawings in block:
             rows = np.flatnonzero(code == drawings.code)
             hits = clash[rows] & taken
@@ -171,8 +161,10 @@ def choose_classes(characters: Sequence[Drawings], quiet: bool = False) -> list[
                 stands_for[drawings.code] = spelled[spelling]
             else:
                 spelled[spelling] = drawings.code
-                taken[before + rows[~bad]] = True
-                kept.add(drawings.code, [turn[rows[~bad]] for turn in images])
+                good = rows[~bad]
+                taken[before + good] = True
+                kept_images = [np.concatenate([kept, turn[good]]) for kept, turn in zip(kept_images, images)]
+                kept_code = np.append(kept_code, code[good])
                 chosen.append((drawings.code, tuple(t for t, out in zip(drawings.typefaces, bad) if not out)))
     return sorted(chosen)
 
@@ -203,14 +195,14 @@ def near_neighbours_sheet(dataset: Dataset, pairs: int = 60) -> Image.Image:
         shown = _shown(first, second, code, typeface)
         clean = draw([outlines[k] for k in shown], np.broadcast_to(matrix, (len(shown), 2, 3)), size)
         cells.append([(255 - np.rint(255 * clean)).astype(np.uint8), views[shown]])
-    blank = np.full_like(cells[0][0], 128)
+    blank = np.full_like(cells[0][0], GRAY)
     cells += [[blank, blank]] * (-len(cells) % PAIRS_PER_ROW)
     rows = [
-        [Thumbnail(Image.fromarray(image)) for cell in cells[start : start + PAIRS_PER_ROW] for image in cell[line]]
+        [np.pad(image, FRAME, constant_values=GRAY) for cell in cells[start : start + PAIRS_PER_ROW] for image in cell[line]]
         for start in range(0, len(cells), PAIRS_PER_ROW)
         for line in (0, 1)
     ]
-    sheet = contact_sheet(rows)
+    sheet = Image.fromarray(np.block(rows)).convert("RGB")
     return sheet.resize((sheet.width * ZOOM, sheet.height * ZOOM), Image.Resampling.NEAREST)
 
 

@@ -2,7 +2,6 @@
 
 import csv
 import hashlib
-import os
 import unicodedata
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +20,7 @@ from xbm_app.data.images import (
     inside,
     refuse_two_labels,
 )
+from xbm_app.files import replacing
 
 KS = (1, 2, 4, 8, 16, 32)
 HALVES = {"train", "test", "val", "valid", "validation"}
@@ -109,9 +109,9 @@ def write_split(dataset: Dataset, path: str | Path) -> None:
         sets.append((protocol.gallery, "test", "gallery"))
     boxed = any(images.boxes is not None for images, _, _ in sets)
     target = Path(path)
-    draft = target.with_name(target.name + ".part")
     target.parent.mkdir(parents=True, exist_ok=True)
-    with draft.open("w", encoding="utf-8", newline="") as file:
+    # a truncated split must not be taken for a complete one
+    with replacing(target) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(COLUMNS if boxed else COLUMNS[:4])
         for images, part, role in sets:
@@ -119,7 +119,6 @@ def write_split(dataset: Dataset, path: str | Path) -> None:
                 box = images.boxes[index].tolist() if images.boxes is not None else []
                 label = images.class_names[images.labels[index]]
                 writer.writerow([images.describe(index), label, part, role, *box])
-    os.replace(draft, target)  # a truncated split must not be taken for a complete one
 
 
 def _refuse(error: InputError) -> None:

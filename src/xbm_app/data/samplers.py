@@ -5,6 +5,7 @@ platform, and checkpoints need not store anything.
 """
 
 from collections import deque
+from functools import lru_cache
 from typing import TYPE_CHECKING, TypeVar, Union
 
 import numpy as np
@@ -107,16 +108,12 @@ class PKSampler:
         self._P, self._K, self._seed = classes_per_batch, images_per_class, seed
         self._mine = _share(classes_per_batch, "classes a batch", rank, world)
         self.steps_per_epoch = _fewest_batches(self._groups, classes_per_batch)
-        self._planned: tuple[int, np.ndarray] = (-1, np.empty(0))
+        self._plan_of = lru_cache(maxsize=1)(self._plan)
 
     def batch(self, step: int) -> np.ndarray:
         """Returns the P·K indices of batch `step`, or this rank's part of them, with the K of a class side by side."""
         epoch, place = divmod(_counted(step), self.steps_per_epoch)
-        planned, plan = self._planned
-        if planned != epoch:
-            plan = self._plan(epoch)
-            self._planned = (epoch, plan)
-        return plan[place, self._mine].flatten()
+        return self._plan_of(epoch)[place, self._mine].flatten()
 
     def _plan(self, epoch: int) -> np.ndarray:
         """Returns all batches of an epoch.  # (steps_per_epoch, P, K)"""
@@ -212,19 +209,15 @@ class ShuffleSampler:
     def __init__(self, size: int, batch_size: int, seed: int, rank: int = 0, world: int = 1) -> None:
         if not 1 <= batch_size <= size:
             raise InputError(f"batch_size must be 1 to {size}, the number of images, got {batch_size}")
-        self._size, self._batch_size, self._seed = size, batch_size, seed
+        self._size, self._batch_size = size, batch_size
         self._mine = _share(batch_size, "images a batch", rank, world)
         self.steps_per_epoch = -(-size // batch_size)
-        self._planned: tuple[int, np.ndarray] = (-1, np.empty(0))
+        self._order_of = lru_cache(maxsize=1)(lambda epoch: _shuffled(seed, epoch, size, 0))
 
     def batch(self, step: int) -> np.ndarray:
         """Returns the indices of batch `step`, or this rank's part of them."""
         epoch, place = divmod(_counted(step), self.steps_per_epoch)
-        planned, order = self._planned
-        if planned != epoch:
-            order = _shuffled(self._seed, epoch, self._size, 0)
-            self._planned = (epoch, order)
-        return order[(place * self._batch_size + np.arange(self._batch_size)[self._mine]) % self._size]
+        return self._order_of(epoch)[(place * self._batch_size + np.arange(self._batch_size)[self._mine]) % self._size]
 
 
 def _counted(step: int) -> int:

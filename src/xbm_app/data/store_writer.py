@@ -2,7 +2,6 @@
 
 import errno
 import json
-import os
 import shutil
 from collections.abc import Iterable
 from contextlib import closing
@@ -18,6 +17,7 @@ from xbm_app.data.images import Dataset, ImageSet, parts
 from xbm_app.data.parallel import default_workers, in_order
 from xbm_app.data.store import FORMAT, OUTLINE, Manifest, describe, read_manifest, shard_file, shard_shapes
 from xbm_app.data.transforms import LONGEST, resized
+from xbm_app.files import replacing
 from xbm_app.progress import track
 
 
@@ -112,7 +112,7 @@ def prepare(
 def _kept(out: Path, manifest: Manifest) -> set[int]:
     """Returns the shards in `out` that are complete and up to date; refuses a folder with other content."""
     if not (out / "manifest.json").exists():
-        if out.is_dir() and any(each.suffix != ".part" for each in out.iterdir()):
+        if out.is_dir() and any(".part" not in each.suffixes for each in out.iterdir()):
             raise InputError(f"{out} is not empty and not a store: choose another folder")
         return set()
     old = read_manifest(out)
@@ -137,14 +137,8 @@ def _write_shard(path: Path, images: list[np.ndarray]) -> None:
 
 
 def _write(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
-    """Writes beside the target, syncs and renames, so that the target is never a partial file."""
-    beside = path.with_name(path.name + ".part")
-    with beside.open("wb") as file:
-        for chunk in chunks:
-            file.write(chunk)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        file.writelines(chunks)
 
 
 def write_outline(dataset: Dataset, out: Path) -> None:

@@ -32,11 +32,18 @@ def synchronise(model: nn.Module, ranks: Ranks) -> None:
 class _Synchronised(nn.modules.batchnorm._BatchNorm):
     ranks: Ranks
 
-    def _check_input_dim(self, input: Tensor) -> None:
-        return
-
     def forward(self, x: Tensor) -> Tensor:
-        return _normalised(self, x)
+        if not self.training or self.running_mean is None or self.running_var is None:
+            return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, self.training, 0.0, self.eps)
+        y, mean, variance, count = _Normalise.apply(x, self.weight, self.bias, self.eps, self.ranks)
+        with torch.no_grad():
+            assert self.num_batches_tracked is not None
+            self.num_batches_tracked += 1
+            share = self.momentum if self.momentum is not None else 1 / float(self.num_batches_tracked)
+            self.running_mean.lerp_(mean.to(self.running_mean.dtype), share)
+            unbiased = variance * (count / (count - 1).clamp(min=1))
+            self.running_var.lerp_(unbiased.to(self.running_var.dtype), share)
+        return y
 
 
 class _SynchronisedAct(_Synchronised):
@@ -44,21 +51,7 @@ class _SynchronisedAct(_Synchronised):
     drop: nn.Module
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.act(self.drop(_normalised(self, x)))
-
-
-def _normalised(norm: _Synchronised, x: Tensor) -> Tensor:
-    if not norm.training or norm.running_mean is None or norm.running_var is None:
-        return F.batch_norm(x, norm.running_mean, norm.running_var, norm.weight, norm.bias, norm.training, 0.0, norm.eps)
-    y, mean, variance, count = _Normalise.apply(x, norm.weight, norm.bias, norm.eps, norm.ranks)
-    with torch.no_grad():
-        assert norm.num_batches_tracked is not None
-        norm.num_batches_tracked += 1
-        share = norm.momentum if norm.momentum is not None else 1 / float(norm.num_batches_tracked)
-        norm.running_mean.lerp_(mean.to(norm.running_mean.dtype), share)
-        unbiased = variance * (count / (count - 1).clamp(min=1))
-        norm.running_var.lerp_(unbiased.to(norm.running_var.dtype), share)
-    return y
+        return self.act(self.drop(super().forward(x)))
 
 
 class _Normalise(torch.autograd.Function):

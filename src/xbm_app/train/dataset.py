@@ -15,11 +15,14 @@ from torch import Tensor
 
 from xbm.distributed import Ranks
 from xbm.errors import InputError, unknown
+from xbm_app.data.benchmarks import BENCHMARKS, read_benchmark
+from xbm_app.data.check import BROKEN, check_dataset, report, skip_problems
 from xbm_app.data.feeds import Batches, DecodeFeed, Feed, ResidentFeed, StoreFeed
-from xbm_app.data.images import Dataset, ImageSet, Protocol
+from xbm_app.data.images import Dataset, ImageSet, Protocol, parts
+from xbm_app.data.own_images import read_folder, read_table, write_split
 from xbm_app.data.parallel import in_order
 from xbm_app.data.samplers import PKSampler, ShuffleSampler
-from xbm_app.data.store import Store, open_store
+from xbm_app.data.store import Store, StoredSet, open_store, read_stored
 from xbm_app.data.transforms import Augmentation
 from xbm_app.models import EmbeddingModel
 from xbm_app.train.config import Config, Data
@@ -35,8 +38,6 @@ RESIDENT_BYTES = 2 << 30  # on a CPU, sets up to this size are kept decoded in m
 
 def read_data(data: Data, split: Path | None = None) -> Dataset:
     """Reads the data set that a config names; the user's own data by an existing `split` file, where there is one."""
-    from xbm_app.data.benchmarks import BENCHMARKS, read_benchmark
-
     if data.name == "glyphs":
         from xbm_app.data.glyphs import read_glyphs
 
@@ -44,8 +45,6 @@ def read_data(data: Data, split: Path | None = None) -> Dataset:
     if data.name != "own" and data.name not in BENCHMARKS:
         raise unknown("data set", data.name, ["glyphs", "own", *BENCHMARKS])
     if data.root is None and data.store is not None:
-        from xbm_app.data.store import read_stored
-
         return read_stored(Path(data.store))
     if data.root is None:
         option = "--data DIR" if data.name == "own" else "--root DIR"
@@ -53,8 +52,6 @@ def read_data(data: Data, split: Path | None = None) -> Dataset:
     root = Path(data.root)
     if data.name != "own":
         return read_benchmark(data.name, root)
-    from xbm_app.data.own_images import read_folder, read_table
-
     table = root.suffix.lower() in TABLES and not root.is_dir()
     if split is not None and split.exists():
         with warnings.catch_warnings(action="ignore"):  # the user saw them when the run began
@@ -88,9 +85,6 @@ def begin_run(config: Config, folder: Path, ranks: Ranks | None = None) -> Datas
         return read_run(config, folder)
     dataset = read_data(config.data)
     if config.data.name == "own":
-        from xbm_app.data.check import BROKEN, check_dataset, report, skip_problems
-        from xbm_app.data.own_images import write_split
-
         problems = check_dataset(dataset)
         if problems:
             print(report(problems), file=sys.stderr)
@@ -252,14 +246,10 @@ def store_of(images: ImageSet, data: Data) -> Store:
 
 
 def _stored(images: ImageSet, data: Data) -> Store:
-    from xbm_app.data.store import StoredSet
-
     if isinstance(images, StoredSet) and images.store is not None:
         return images.store
     path = Path(data.store or "")
     if data.holdout or data.skip_problems or data.noise:
-        from xbm_app.data.images import parts
-
         for whole in parts(read_data(data)).values():
             position_of = {key: position for position, key in enumerate(_keys(whole))}
             positions = [position_of.get(key, -1) for key in _keys(images)]

@@ -1,7 +1,7 @@
 """A trained model to use: `xbm.load(run).embed(images)`; and its scores by the data set's own protocol."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +63,8 @@ class Embedder:
         opened = [_open(image) for image in images]
         if not opened:
             return torch.zeros(0, self.dim)
-        return self.embed_set(_Opened(opened))
+        names = [f"image {number}" for number in range(len(opened))]
+        return self.embed_set(_Opened("images", np.zeros(len(opened), np.int64), ["image"], paths=names, opened=opened))
 
     @torch.no_grad()
     def embed_set(self, images: ImageSet, batch_size: int = EMBED_BATCH) -> Tensor:
@@ -104,16 +105,14 @@ class Embedder:
         return self.model(self.pixels(views).to(self.device)).float().cpu()
 
 
+@dataclass(frozen=True, eq=False)
 class _Opened(ImageSet):
     """Images that are already in memory, of any sizes."""
 
-    def __init__(self, opened: Sequence[Image.Image]) -> None:
-        count = len(opened)
-        object.__setattr__(self, "_opened", opened)
-        super().__init__("images", np.zeros(count, np.int64), ["image"], paths=[f"image {i}" for i in range(count)])
+    opened: Sequence[Image.Image] = ()
 
     def open(self, index: int, at_least: int | None = None) -> Image.Image:
-        return self._opened[index]  # type: ignore[attr-defined]
+        return self.opened[index]
 
 
 def _open(image: Image.Image | np.ndarray | str | Path) -> Image.Image:

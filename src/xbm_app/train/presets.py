@@ -33,12 +33,7 @@ DATASETS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 TRUNKS = {"googlenet": 512, "bn_inception": 512, "resnet50": 128}  # D as in the paper's tables
-LOSS_NAMES = {
-    "contrastive": "contrastive",
-    "triplet": "triplet",
-    "ms": "multi_similarity",
-    "multi_similarity": "multi_similarity",
-}
+LOSS_NAMES = {"ms": "multi_similarity"} | {name: name for name in LOSSES}
 
 FULL_QUEUE = {"memory.update": "queue", "memory.momentum": None, "memory.ratio": 1.0, "memory.doubt": "keep"}
 
@@ -106,8 +101,7 @@ def preset(
     if recipe is not None:
         config = replace(override(config, recipe_of(recipe, config.model.weights, name)), recipe=recipe)
     if loss is not None:
-        known = {**LOSS_NAMES, **{each: each for each in LOSSES}}
-        if loss not in known:
-            raise unknown("loss", loss, known)
-        config = override(config, {"loss.name": known[loss]})
+        if loss not in LOSS_NAMES:
+            raise unknown("loss", loss, LOSS_NAMES)
+        config = override(config, {"loss.name": LOSS_NAMES[loss]})
     return config

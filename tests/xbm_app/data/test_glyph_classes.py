@@ -122,5 +122,7 @@ def test_the_sheet_of_near_neighbours_draws_train_and_test_classes_together(tmp_
     test = query.select(np.flatnonzero(query.labels % 60 == 7))
     sheet = near_neighbours_sheet(Dataset("glyphs", small, (Protocol("test", test, (1,)),)), pairs=10)
     assert sheet.size == (4 * 6 * 36 * 2, 3 * 2 * 36 * 2)
-    view = np.asarray(sheet)[36 * 2 :: 2, ::2, 0][2:34, 2:34]
+    pixels = np.asarray(sheet)[::2, ::2, 0]
+    assert (pixels[[0, 1, 34, 35]] == 128).all() and (pixels[:, [0, 1, 34, 35]] == 128).all()  # frames
+    view = pixels[36:][2:34, 2:34]
     assert (np.concatenate([small.pixels, test.pixels]) == view).all(axis=(1, 2)).sum() == 1

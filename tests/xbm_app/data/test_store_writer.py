@@ -120,7 +120,8 @@ def test_prepare_goes_on_after_a_crash_and_keeps_finished_shards(images, tmp_pat
         prepare(images, out, SIDE, workers=2, quiet=True)
     with pytest.raises(InputError, match=r"shard-00001\.bin is missing or cut short: run `xbm prepare` again"):
         open_store(out, images)
-    (out / "shard-00001.bin.part").write_bytes(b"half")
+    (out / "shard-00001.part.bin").write_bytes(b"half")
+    (out / "shard-00001.bin.part").write_bytes(b"half")  # the name in earlier versions
     before = (out / "shard-00000.bin").stat().st_mtime_ns
 
     asked = []
@@ -129,15 +130,16 @@ def test_prepare_goes_on_after_a_crash_and_keeps_finished_shards(images, tmp_pat
     prepare(images, out, SIDE, quiet=True)
     assert sorted(asked) == [3, 4, 5, 6]
     assert (out / "shard-00000.bin").stat().st_mtime_ns == before
-    assert not list(out.glob("*.part"))
+    assert not list(out.glob("*.part*"))
     store = open_store(out, images)
     assert all(np.array_equal(store.view(i), pixels) for i, pixels in enumerate(pixels_of(images, "square")))
 
 
-def test_prepare_killed_before_its_first_file_was_whole_can_begin_again(images, tmp_path):
+@pytest.mark.parametrize("draft", ["manifest.part.json", "manifest.json.part"])
+def test_prepare_killed_before_its_first_file_was_whole_can_begin_again(images, tmp_path, draft):
     out = tmp_path / "store"
     out.mkdir()
-    (out / "manifest.json.part").write_bytes(b"{")
+    (out / draft).write_bytes(b"{")
     assert len(open_store(prepare(images, out, SIDE, quiet=True), images)) == 7
 
 

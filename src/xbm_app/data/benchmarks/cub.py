@@ -14,10 +14,10 @@ COUNTS = {"train": Count(5_864, 100), "test": Count(5_924, 100)}
 def read(root: Path) -> Dataset:
     """Reads images.txt, image_class_labels.txt and classes.txt (train_test_split.txt is for classification only)."""
     names = _classes(root / "classes.txt")
-    paths = dict(_numbered(root / "images.txt", "image_id image_name"))
+    paths = _numbered(root / "images.txt", "image_id image_name")
     train: list[Row] = []
     test: list[Row] = []
-    for image, (text, where) in _numbered(root / "image_class_labels.txt", "image_id class_id"):
+    for image, (text, where) in _numbered(root / "image_class_labels.txt", "image_id class_id").items():
         label = whole_number(text, "class_id", where)
         if label not in names or image not in paths:
             other = "classes.txt" if label not in names else "images.txt"
@@ -31,30 +31,26 @@ def read(root: Path) -> Dataset:
     return leave_one_out("cub", root, train, test, KS)
 
 
-def _numbered(file: Path, columns: str) -> list[tuple[int, tuple[str, str]]]:
-    """Reads (id, (text, where)) of each line; an id that occurs twice is an error."""
+def _numbered(file: Path, columns: str) -> dict[int, tuple[str, str]]:
+    """Reads (text, where) of each line by its id; an id that occurs twice is an error."""
     hint = "point --root at the folder that holds images.txt (CUB_200_2011)"
-    seen: dict[int, str] = {}
-    rows = []
+    rows: dict[int, tuple[str, str]] = {}
     for where, line in read_lines(file, hint):
         number, text = split_fields(line, columns, where)
         identity = whole_number(number, columns.split()[0], where)
-        if identity in seen:
-            raise InputError(f"{where}: id {identity} is already in {seen[identity]}; download the file again")
-        seen[identity] = where
-        rows.append((identity, (text, where)))
+        if identity in rows:
+            raise InputError(f"{where}: id {identity} is already in {rows[identity][1]}; download the file again")
+        rows[identity] = (text, where)
     return rows
 
 
 def _classes(file: Path) -> dict[int, str]:
-    names: dict[int, str] = {}
+    rows = _numbered(file, "class_id class_name")
     places: dict[str, str] = {}
-    for number, (name, where) in _numbered(file, "class_id class_name"):
-        if name in places:
+    for name, where in rows.values():
+        if places.setdefault(name, where) != where:
             raise InputError(f"{where}: class {name!r} is already in {places[name]}; download the file again")
-        names[number] = name
-        places[name] = where
-    return names
+    return {number: name for number, (name, _) in rows.items()}
 
 
 CUB = Benchmark(

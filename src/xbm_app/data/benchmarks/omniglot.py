@@ -5,8 +5,8 @@ from collections import defaultdict
 from pathlib import Path
 
 from xbm.errors import InputError
-from xbm_app.data.benchmarks.benchmark import Benchmark, Count, class_order
-from xbm_app.data.images import Dataset, ImageSet, Protocol, Row, image_set
+from xbm_app.data.benchmarks.benchmark import Benchmark, Count, leave_one_out
+from xbm_app.data.images import Dataset, Row
 
 KS = (1, 2, 4, 8)
 DRAWINGS = 20
@@ -25,17 +25,17 @@ def read(root: Path) -> Dataset:
             f"{root} holds neither images_background/ and images_evaluation/ nor train/ and test/: point --root at "
             "the folder that does"
         )
-    train, test = (_images(f"omniglot {name}", root, half) for name, half in zip(("train", "test"), halves))
-    return Dataset("omniglot", train, (Protocol("test", test, KS),))
+    train, test = (_rows(root, half) for half in halves)
+    return leave_one_out("omniglot", root, train, test, KS)
 
 
-def _images(name: str, root: Path, half: str) -> ImageSet:
+def _rows(root: Path, half: str) -> list[Row]:
     rows = []
     for file in sorted((root / half).rglob("*.png")):
         character = file.parent.relative_to(root / half).as_posix()
         if not file.name.startswith(".") and character != ".":
             rows.append(Row(file.relative_to(root).as_posix(), character, str(file)))
-    return image_set(name, root, rows, class_order(rows))
+    return rows
 
 
 def missing(dataset: Dataset) -> list[str]:
