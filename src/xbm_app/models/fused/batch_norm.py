@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from xbm.kernels import Kernel, on_device_of
 from xbm_app.models.fused import channels_last
-from xbm_app.models.fused.channels_last import SIZES, as_rows, launch, pixel_stride, tile_map, vector_size
+from xbm_app.models.fused.channels_last import SIZES, as_rows, launch_key, pixel_stride, tile_map, vector_size
 
 ACTIVATIONS = ("none", "relu", "relu6")  # the kernels know them by their index
 NONE, RELU, RELU6 = (tl.constexpr(x) for x in range(3))
@@ -269,17 +269,21 @@ def forward(
     C, P = x.shape[1], x.numel() // x.shape[1]
     residual, residual_stride = (None, C) if residual is None else as_rows(residual)
     vec = vector_size(C, stride, residual_stride)
-    y = torch.empty_like(x, memory_format=torch.channels_last)
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
     stats = torch.empty((2, C), dtype=torch.float32, device=x.device)
     t = tile_map(P, C, channels_last.REDUCTION, x.device)
     partials = torch.empty((2, t.splits, C), dtype=torch.float32, device=x.device)
-    running, sizes = (running_mean, running_var, num_batches), (P, C // vec, stride // vec)
-    scalars: tuple[float, ...] = (*sizes, t.splits, float(momentum), float(eps))
-    launch(_statistics, t, (x, partials, tickets, stats, *running), scalars, (t.pixels, t.channels, vec))
+    tensors: tuple[Tensor | None, ...] = (x, partials, tickets, stats, running_mean, running_var, num_batches)
+    constants: tuple[int, ...] = (t.pixels, t.channels, vec)
+    sizes = (P, C // vec, stride // vec)
+    key = launch_key(x.device, tensors, t.warps, *constants)
+    _statistics(key, t.grid, t.warps, 1, *tensors, *sizes, t.splits, float(momentum), float(eps), *constants)
     t = tile_map(P, C, channels_last.ELEMENTWISE, x.device)
-    scalars = (*sizes, residual_stride // vec, t.splits)
-    launch(_normalize, t, (x, y, residual, weight, bias, stats), scalars, (act, t.pixels, t.channels, vec))
-    torch.autograd.graph.increment_version(running)
+    tensors = (x, y, residual, weight, bias, stats)
+    constants = (act, t.pixels, t.channels, vec)
+    key = launch_key(x.device, tensors, t.warps, *constants)
+    _normalize(key, t.grid, t.warps, 1, *tensors, *sizes, residual_stride // vec, t.splits, *constants)
+    torch.autograd.graph.increment_version((running_mean, running_var, num_batches))
     return y, stats
 
 
@@ -298,15 +302,19 @@ def backward(
     t = tile_map(P, C, channels_last.REDUCTION, x.device)
     partials = torch.empty((2, t.splits, C), dtype=torch.float32, device=x.device)
     tensors: tuple[Tensor | None, ...] = (dy, x, weight, bias, stats, y, dresidual, partials, tickets, dweight, dbias)
-    launch(_parameter_gradient, t, tensors, (*sizes, t.splits), (act, t.pixels, t.channels, vec))
+    constants = (act, t.pixels, t.channels, vec)
+    key = launch_key(x.device, tensors, t.warps, *constants)
+    _parameter_gradient(key, t.grid, t.warps, 1, *tensors, *sizes, t.splits, *constants)
     if not needs_dx:
         return None, dweight, dbias, dresidual
     if dresidual is not None:  # already masked
         dy, act, sizes = dresidual, NONE.value, (*sizes[:3], C // vec)
-    dx = torch.empty_like(x, memory_format=torch.channels_last)
+    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
     t = tile_map(P, C, channels_last.ELEMENTWISE, x.device)
     tensors = (dy, x, dx, weight, bias, stats, dweight, dbias)
-    launch(_input_gradient, t, tensors, (*sizes, t.splits), (act, t.pixels, t.channels, vec))
+    constants = (act, t.pixels, t.channels, vec)
+    key = launch_key(x.device, tensors, t.warps, *constants)
+    _input_gradient(key, t.grid, t.warps, 1, *tensors, *sizes, t.splits, *constants)
     return dx, dweight, dbias, dresidual
 
 

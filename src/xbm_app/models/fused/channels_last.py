@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from xbm.kernels import HAS_TRITON, INTERPRETED, Kernel, has_kernels, is_aligned, resources
+from xbm.kernels import HAS_TRITON, INTERPRETED, has_kernels, is_aligned, resources
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Sizes that change from call to call: kernels are not compiled again for their values.
@@ -103,12 +103,6 @@ def channel_block(C: int) -> int:
     """64 channels are 128 bytes of 16-bit numbers, a cache line; fewer if too many of them would be beyond the last channel."""
     cost = {64: 1.0, 32: 1.1, 16: 1.4}
     return min(cost, key=lambda block: -(-C // block) * block * cost[block])
-
-
-def launch(kernel: Kernel, tiling: Tiling, tensors: tuple[Any, ...], sizes: tuple[float, ...], constants: tuple) -> None:
-    """Launches a kernel on the grid of a tiling. The first tensor tells the device; those after it may be None."""
-    key = launch_key(tensors[0].device, tensors, tiling.warps, *constants)
-    kernel(key, tiling.grid, tiling.warps, 1, *tensors, *sizes, *constants)
 
 
 def launch_key(device: torch.device, tensors: tuple[Tensor | None, ...], *constants: Any) -> tuple | None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from xbm.kernels import Kernel, on_device_of
 from xbm_app.models.fused import channels_last
-from xbm_app.models.fused.channels_last import SIZES, as_rows, launch, tile_map, vector_size
+from xbm_app.models.fused.channels_last import SIZES, as_rows, launch_key, tile_map, vector_size
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -104,8 +104,9 @@ def _launch(
     C = source.shape[1]
     vec = vector_size(C, stride)
     t = tile_map(P, C, channels_last.ELEMENTWISE, source.device)
-    sizes = (P, C // vec, stride // vec, t.splits, *sides)
-    launch(kernel, t, tensors, sizes, (*window, t.pixels, t.channels, vec))
+    constants = (*window, t.pixels, t.channels, vec)
+    key = launch_key(source.device, tensors, t.warps, *constants)
+    kernel(key, t.grid, t.warps, 1, *tensors, P, C // vec, stride // vec, t.splits, *sides, *constants)
 
 
 def max_pool(x: Tensor, kernel: int, stride: int, padding: int, ceil_mode: bool) -> Tensor:

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from xbm.kernels import Kernel, on_device_of
 from xbm_app.models.fused import channels_last
-from xbm_app.models.fused.channels_last import SIZES, as_rows, launch, tile_map, vector_size
+from xbm_app.models.fused.channels_last import SIZES, as_rows, launch_key, tile_map, vector_size
 
 
 @triton.jit
@@ -97,8 +97,10 @@ def _launch(kernel: Kernel, x: Tensor, tensors: tuple[Tensor, ...], strides: tup
     N, C, H, W = x.shape
     vec = vector_size(C, *strides)
     t = tile_map(N * H * W, C, channels_last.NEIGHBORHOOD, x.device)
+    constants = (*exponents, t.pixels, t.channels, vec)
+    key = launch_key(x.device, tensors, t.warps, *constants)
     sizes = (N * H * W, C // vec, *(stride // vec for stride in strides), t.splits)
-    launch(kernel, t, tensors, sizes, (*exponents, t.pixels, t.channels, vec))
+    kernel(key, t.grid, t.warps, 1, *tensors, *sizes, *constants)
 
 
 def response_norm(x: Tensor, alpha: float, beta: float) -> Tensor:
@@ -110,7 +112,7 @@ class _ResponseNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, alpha: float, beta: float) -> Tensor:
         x, stride = as_rows(x)
-        y = torch.empty_like(x, memory_format=torch.channels_last)
+        y = torch.empty(x.shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
         ctx.save_for_backward(x)
         ctx.constants = alpha, beta
         _launch(_response_norm, x, (x, y), (stride,), ctx.constants)
@@ -124,6 +126,6 @@ class _ResponseNorm(torch.autograd.Function):
             y = F.local_response_norm(x, 5, 5 * alpha, beta, 1.0)
             return torch.autograd.grad(y, x, dy, create_graph=True)[0], None, None
         dy, dy_stride = as_rows(dy)
-        dx = torch.empty_like(x, memory_format=torch.channels_last)
+        dx = torch.empty(x.shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
         _launch(_response_norm_gradient, x, (dy, x, dx), (dy_stride, as_rows(x)[1]), ctx.constants)
         return dx, None, None
