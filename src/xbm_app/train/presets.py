@@ -33,7 +33,6 @@ DATASETS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 TRUNKS = {"googlenet": 512, "bn_inception": 512, "resnet50": 128}  # D as in the paper's tables
-LOSS_NAMES = {"ms": "multi_similarity"} | {name: name for name in LOSSES}
 
 FULL_QUEUE = {"memory.update": "queue", "memory.momentum": None, "memory.ratio": 1.0, "memory.doubt": "keep"}
 
@@ -101,7 +100,8 @@ def preset(
     if recipe is not None:
         config = replace(override(config, recipe_of(recipe, config.model.weights, name)), recipe=recipe)
     if loss is not None:
-        if loss not in LOSS_NAMES:
-            raise unknown("loss", loss, LOSS_NAMES)
-        config = override(config, {"loss.name": LOSS_NAMES[loss]})
+        names = {"ms": "multi_similarity"} | {name: name for name in LOSSES}
+        if loss not in names:
+            raise unknown("loss", loss, names)
+        config = override(config, {"loss.name": names[loss]})
     return config
