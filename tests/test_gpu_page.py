@@ -15,4 +15,6 @@ def test_the_readme_quotes_the_results():
     _, by_name = loss_steps()["59551x512"]
     plain, graph, dense, peer = (by_name[name]["ms"] for name in (PLAIN, GRAPH, DENSE, PEER))
     assert f"take {plain:.3f} ms called eagerly and {graph:.3f} ms inside a CUDA graph" in words
-    assert f"takes {dense:.2f} ms, and the `CrossBatchMemory` of pytorch-metric-learning, called eagerly, {peer:.2f} ms" in words
+    assert (
+        f"takes {dense:.2f} ms, and the `CrossBatchMemory` of pytorch-metric-learning, called eagerly, {peer:.2f} ms" in words
+    )
