@@ -255,7 +255,11 @@ class OnePass(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         result: Result = engine.compare(loss, anchors, pairing, *wanted, stats)
         # neither inputs nor outputs, so they need not be saved the slow way
-        ctx.gradients = result.gradient, None if result.row_gradient is None else result.row_gradient.to(pairing.rows.dtype)
+        # contiguous, because sums over another layout, later in the backward pass, differ in their last bit
+        ctx.gradients = (
+            result.gradient.contiguous(),
+            None if result.row_gradient is None else result.row_gradient.to(pairing.rows.dtype),
+        )
         ctx.types = anchors.dtype, pairing.rows.dtype
         if not stats:
             return (result.loss,)

@@ -415,3 +415,12 @@ def test_rows_are_differentiated_only_where_somebody_asks(monkeypatch):
     with torch.no_grad():
         ContrastiveLoss()(backprop.anchors, backprop.labels, backprop.memory, ids=backprop.ids)
     assert asked == [(True, False), (True, True), (False, True), (False, False)]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_gradient_is_contiguous_whatever_way_it_was_computed(way, monkeypatch):
+    """The rest of a backward pass sums over it, and sums over another layout differ in their last bit."""
+    set_way(monkeypatch, way)
+    s = scene()
+    loss = ContrastiveLoss(engine="streaming")(s.anchors, s.labels, s.memory, ids=s.ids)
+    assert torch.autograd.grad(loss, s.anchors)[0].is_contiguous()
