@@ -1,6 +1,6 @@
-"""Draws docs/demo.png, the README's picture: real photographs from results/, glyphs from a demo run.
+"""Draws docs/demo.png, the README's picture: real photographs from paper/results/, glyphs from a demo run.
 
-`xbm demo --json docs/demo.json`, then `python docs/demo_picture.py`.
+`xbm demo --json docs/demo.json`, then `PYTHONPATH=. python docs/demo_picture.py`.
 """
 
 import json
@@ -10,12 +10,12 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-from xbm.study.demo import summary
-from xbm.study.paper.arms import loss_arms
-from xbm.study.paper.experiment import Setting
-from xbm.study.paper.record import Records
-from xbm.study.paper.registry import experiment
-from xbm.study.paper.study import Study, paired
+
+from paper.experiment import Setting, loss_arms
+from paper.experiments import experiment
+from paper.record import Records
+from paper.study import Study, paired
+from xbm_app.cli.demo import summary
 
 HERE = Path(__file__).parent
 INK, GREY, BLUE = "#24292f", "#8c959f", "#2f6fde"
@@ -25,7 +25,7 @@ Row = tuple[str, Figure, Figure, Figure]  # label; without, with memory, gain
 
 def photographs() -> list[Row]:
     setting = Setting("cars", "efficientnet_lite0", "imagenet")
-    study = Study(experiment("s-table-3"), setting, Records(HERE.parent / "results"))
+    study = Study(experiment("s-table-3"), setting, Records(HERE.parent / "paper" / "results"))
     arms = {arm.label: arm for arm in loss_arms(setting)}
     rows: list[Row] = []
     for loss in ("contrastive", "MS"):

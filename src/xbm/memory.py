@@ -283,7 +283,8 @@ def _allocate(size: int, dim: int, dtype: torch.dtype, device: torch.device | st
     try:
         return torch.zeros(size, dim, dtype=dtype, device=device)
     except RuntimeError as error:
-        if type(error) is not RuntimeError:  # on a CPU, torch reports a lack of memory as a plain RuntimeError
+        # on a CPU, torch reports a lack of memory as a plain RuntimeError
+        if type(error) is not RuntimeError or not str(device or "cpu").startswith("cpu"):
             raise
         raise MemoryError(f"a memory of {size} × {dim} {dtype} does not fit") from error
 

@@ -84,8 +84,8 @@ def read_checkpoint(path: Path, device: "torch.device | str" = "cpu") -> dict[st
     try:
         with ZipFile(path) as archive:
             damaged = archive.testzip()
-        if damaged is not None:
-            raise BadZipFile(damaged)
+            if damaged is not None or not any(name.endswith("/data.pkl") for name in archive.namelist()):
+                raise BadZipFile(damaged or "not an archive of torch.save")
         state = torch.load(path, map_location=device, weights_only=True)
     except FileNotFoundError:
         raise InputError(f"{path} does not exist: there is nothing to resume or load") from None

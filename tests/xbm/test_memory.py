@@ -345,3 +345,8 @@ def test_a_step_compiles_without_graph_breaks(update):
         compiled.step()
         assert torch.allclose(expected, got) and torch.allclose(x.grad, twin.grad)
         assert torch.allclose(plain.rows, compiled.rows) and plain.ids.tolist() == compiled.ids.tolist()
+
+
+def test_a_device_that_does_not_exist_is_not_a_lack_of_memory():
+    with pytest.raises(RuntimeError, match="bogus"):
+        CrossBatchMemory(10, 8, device="bogus")

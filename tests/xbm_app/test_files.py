@@ -5,10 +5,11 @@ import pickle
 import shutil
 import subprocess
 
+import numpy as np
 import pytest
 import torch
 
-from xbm.errors import InputError
+from xbm.errors import DamagedFileError, InputError
 from xbm_app import files
 from xbm_app.files import FORMAT, explain_disk_errors, read_checkpoint, replacing, write_checkpoint
 
@@ -220,3 +221,10 @@ def test_other_files_of_torch_and_newer_formats_are_told_apart(tmp_path):
         read_checkpoint(path)
     with pytest.raises(InputError, match="does not exist"):
         read_checkpoint(tmp_path / "none.pt")
+
+
+def test_an_archive_of_another_program_is_not_a_checkpoint(tmp_path):
+    np.savez(tmp_path / "arrays.npz", a=np.zeros(3))
+    (tmp_path / "arrays.npz").rename(tmp_path / "last.pt")
+    with pytest.raises(DamagedFileError):
+        read_checkpoint(tmp_path / "last.pt")

@@ -92,6 +92,7 @@ class GlobalLoss(nn.Module):
     def _sharded(
         self, anchors: Tensor, labels: Tensor, memory: ShardedMemory, ids: Tensor, exclude: str | None, stats: bool
     ) -> tuple[Tensor, PairStats | None]:
+        self.loss.refuse_parameters()
         exclude = exclude or self.loss.exclude or "instance"
         if exclude not in EXCLUDES:
             raise unknown("exclude", exclude, EXCLUDES)

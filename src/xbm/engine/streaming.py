@@ -65,7 +65,7 @@ def _compare(loss: Loss, anchors: Tensor, pairing: Pairing, row_gradient: bool, 
     else:
         positives = _Masked(loss, anchors, rows, pairing, p.side, stats)
     if shards is not None:
-        if isinstance(loss.floor(p.side), Tensor) or stats:
+        if _needs_extremes(loss, p.side, stats):
             lowest, p.side.highest = shards.maximum(torch.stack([-p.side.lowest, p.side.highest]), "extremes").unbind()
             p.side.lowest = -lowest
         if isinstance(positives, _Listed):
@@ -145,7 +145,7 @@ class Sums:
         if t.value is not None:
             self.side.value += t.value.masked_fill_(invalid, 0).sum(0)
             if isinstance(t.weight, Tensor):
-                weight = t.weight.masked_fill_(invalid, 0)
+                weight = torch.where(valid, t.weight, 0).to(rows.dtype)
                 self.side.weight += weight.sum(0)
             else:
                 weight = valid.to(rows.dtype)
@@ -163,7 +163,7 @@ class Sums:
         else:
             self.side.count += each
         if t.value is not None:
-            weight = t.weight if isinstance(t.weight, Tensor) else torch.full_like(t.value, t.weight)
+            weight = torch.as_tensor(t.weight, dtype=t.value.dtype, device=t.value.device).expand_as(t.value).contiguous()
             self.side.value.index_add_(0, anchor, t.value)
             self.side.weight.index_add_(0, anchor, weight)
             self.of_values = _gather(self.of_values, rows, row, starts, weight)
@@ -280,8 +280,8 @@ class _Masked:
 
     def __init__(self, loss: Loss, anchors: Tensor, rows: Tensor, pairing: Pairing, side: Side, stats: bool) -> None:
         self.loss, self.anchors, self.rows, self.pairing, self.side = loss, anchors, rows, pairing, side
-        if not isinstance(loss.floor(side), Tensor) and not stats:
-            return  # nothing depends on the extremes
+        if not _needs_extremes(loss, side, stats):
+            return
         height = tile_height(anchors)
         for start in range(0, len(rows), height):
             S = rows[start : start + height].to(anchors.dtype) @ anchors.T
@@ -328,6 +328,11 @@ def _by_anchors(loss: Loss, anchors: Tensor, rows: Tensor, pairing: Pairing, row
     losses, gradient, *extra = (torch.cat(column) for column in zip(*parts))
     m = len(anchors)
     return Result(losses.sum() / m, gradient / m, None if of_rows is None else of_rows / m, tuple(extra), None)
+
+
+def _needs_extremes(loss: Loss, side: Side, stats: bool) -> bool:
+    """Whether anything depends on the extremes of the positives; a subclass does not inherit `ignores_extremes`."""
+    return stats or isinstance(loss.floor(side), Tensor) or not vars(type(loss)).get("ignores_extremes", False)
 
 
 def tile_height(anchors: Tensor) -> int:

@@ -22,6 +22,7 @@ class CircleLoss(PairLoss):
 
     name = "circle"
     one_reduction = True
+    ignores_extremes = True
     hyperparameters: ClassVar = {"margin": float, "gamma": float}
 
     def __init__(

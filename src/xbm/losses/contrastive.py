@@ -26,6 +26,7 @@ class ContrastiveLoss(PairLoss):
 
     name = "contrastive"
     kernel = "contrastive"
+    ignores_extremes = True
     hyperparameters: ClassVar = {"margin": float}
 
     def __init__(

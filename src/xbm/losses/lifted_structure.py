@@ -20,6 +20,7 @@ class LiftedStructureLoss(PairLoss):
 
     name = "lifted_structure"
     one_reduction = True
+    ignores_extremes = True
     hyperparameters: ClassVar = {"base": float}
 
     def __init__(

@@ -23,6 +23,7 @@ class MarginLoss(PairLoss):
     """
 
     name = "margin"
+    ignores_extremes = True
     hyperparameters: ClassVar = {"boundary": float, "margin": float}
 
     def __init__(

@@ -21,6 +21,7 @@ class NPairsLoss(PairLoss):
 
     name = "n_pairs"
     one_reduction = True
+    ignores_extremes = True
     hyperparameters: ClassVar = {"temperature": float}
 
     def __init__(

@@ -20,6 +20,7 @@ from xbm.memory import CrossBatchMemory
 
 REDUCTIONS = ("sum", "mean", "balanced")
 ENGINES = ("auto", "reference", "streaming", "triton")
+CHOICES = {"reduction": REDUCTIONS, "engine": ENGINES, "exclude": (None, *EXCLUDES)}
 
 
 class PairLoss(nn.Module):
@@ -41,16 +42,11 @@ class PairLoss(nn.Module):
     hyperparameters: ClassVar[Mapping[str, type]] = {}  # by name: float or bool
     ranks_positives: ClassVar[bool] = False
     one_reduction: ClassVar[bool] = False  # whether all reductions give the same loss
+    ignores_extremes: ClassVar[bool] = False  # whether `negative` uses no extremes; holds for the class that states this
     kernel: ClassVar[str | None] = None  # the Triton kernel that implements the formulas of the class that states this
 
     def __init__(self, reduction: str = "sum", engine: str = "auto", exclude: str | None = None) -> None:
         super().__init__()
-        if reduction not in REDUCTIONS:
-            raise unknown("reduction", reduction, REDUCTIONS)
-        if engine not in ENGINES:
-            raise unknown("engine", engine, ENGINES)
-        if exclude is not None and exclude not in EXCLUDES:
-            raise unknown("exclude", exclude, EXCLUDES)
         self.reduction, self.engine, self.exclude = reduction, engine, exclude
         self.handle = new_handle(self)
 
@@ -155,6 +151,7 @@ class PairLoss(nn.Module):
             raise InputError(
                 f"with_gradient does not support update={memory.update!r}, whose rows need a gradient too: use backward()"
             )
+        self.refuse_parameters()
         leaf = anchors.detach()
         engine = self._choose_engine(leaf, leaf if memory is None else memory.rows)
         if engine is dense or len(leaf) == 0:
@@ -197,13 +194,7 @@ class PairLoss(nn.Module):
         """
         if self.engine == "reference":
             return dense
-        if self._parameters or self._modules:
-            trained = [name for name, parameter in self.named_parameters() if parameter.requires_grad]
-            if trained:
-                raise InputError(
-                    f"{type(self).__name__} has parameters ({', '.join(trained)}) that the one-pass engines do not "
-                    'differentiate: use engine="reference"'
-                )
+        self.refuse_parameters()
         if self.engine == "triton" or (self.engine == "auto" and getattr(anchors, "is_cuda", False)):
             if has_kernels(anchors.device) or (self.engine == "triton" and HAS_TRITON and INTERPRETED):
                 from xbm.engine import triton
@@ -214,14 +205,31 @@ class PairLoss(nn.Module):
                 raise InputError('engine="triton" requires an NVIDIA GPU of compute capability 8.0 or later: use engine="auto"')
         return streaming
 
+    def refuse_parameters(self) -> None:
+        """Raises if a subclass has parameters to train, which only autograd on the reference engine differentiates."""
+        if self._parameters or self._modules:
+            trained = [name for name, parameter in self.named_parameters() if parameter.requires_grad]
+            if trained:
+                raise InputError(
+                    f"{type(self).__name__} has parameters ({', '.join(trained)}) that only a call of the loss with "
+                    'engine="reference" differentiates'
+                )
+
     def __setattr__(self, name: str, value: Any) -> None:
         if name in type(self).hyperparameters:
             value = _plain(name, value, type(self).hyperparameters[name])
+        elif name in CHOICES and value not in CHOICES[name]:
+            raise unknown(name, value, [choice for choice in CHOICES[name] if choice is not None])
         super().__setattr__(name, value)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self.handle = new_handle(self)  # a copy is a loss of its own
+
+    def _replicate_for_data_parallel(self) -> "PairLoss":
+        replica = super()._replicate_for_data_parallel()
+        replica.handle = new_handle(replica)
+        return replica
 
 
 def _plain(name: str, value: Any, kind: type) -> float | bool:

@@ -22,6 +22,7 @@ class SupConLoss(PairLoss):
 
     name = "sup_con"
     one_reduction = True
+    ignores_extremes = True
     hyperparameters: ClassVar = {"temperature": float}
 
     def __init__(

@@ -12,7 +12,8 @@ from torch import nn
 
 from tests.known import NAMES
 from tests.xbm.losses.scene import scene
-from xbm import ContrastiveLoss, InputError, MultiSimilarityLoss, SupConLoss
+from xbm import ContrastiveLoss, InputError, MultiSimilarityLoss, PairLoss, SupConLoss
+from xbm.distributed import GlobalLoss, ShardedMemory
 from xbm.engine import streaming
 from xbm.engine.terms import Terms
 from xbm.losses import LOSSES
@@ -217,3 +218,70 @@ def test_every_loss_is_known_by_its_name_and_takes_the_shared_arguments_by_keywo
     loss_fn = LOSSES[name](reduction="mean", engine="streaming", exclude="copy")
     assert (loss_fn.name, loss_fn.reduction, loss_fn.engine, loss_fn.exclude) == (name, "mean", "streaming", "copy")
     assert loss_fn.hyperparameters and all(isinstance(getattr(loss_fn, each), float | bool) for each in loss_fn.hyperparameters)
+
+
+class Relative(PairLoss):
+    """Uses an extreme of the positives in `negative`, and the default `floor`."""
+
+    name = "relative"
+
+    def dense(self, S, positive, negative):
+        lowest = S.masked_fill(~positive, torch.inf).amin(1, keepdim=True).detach().clamp(max=1.0)
+        return ((1 - S) * positive).sum(1) + ((S - lowest + 1).relu() * negative).sum(1)
+
+    def negative(self, s, p, expand):
+        above = s - expand(p.lowest.clamp(max=1.0)) + 1
+        return Terms(value=above.relu(), weight=(above > 0).to(s.dtype))
+
+    def positive(self, s, n, expand):
+        return Terms(value=1 - s, weight=1.0)
+
+
+class RelativeContrastive(Relative, ContrastiveLoss):
+    """Inherits from a loss that ignores the extremes: the statement is not inherited."""
+
+    name = "relative_contrastive"
+
+    def floor(self, p):
+        return -torch.inf
+
+
+@pytest.mark.parametrize("constants", [{}, {"SMALL": -1}, {"SMALL": -1, "MOST_LISTED": -1}])
+@pytest.mark.parametrize("kind", [Relative, RelativeContrastive])
+def test_a_subclass_may_use_the_extremes_of_the_positives(kind, constants, monkeypatch):
+    for name, value in constants.items():
+        monkeypatch.setattr(streaming, name, value)
+    s = scene()
+    (wanted, gradient), (loss, found) = (values(kind(), s, way) for way in ("reference", "streaming"))
+    assert loss == pytest.approx(wanted, rel=1e-10) and torch.allclose(found, gradient, atol=1e-10)
+
+
+@pytest.mark.parametrize("factor", [torch.tensor(2.5), torch.tensor([2.5])])
+@pytest.mark.parametrize("constants", [{}, {"SMALL": -1, "SPARSE": -1.0}, {"SMALL": -1, "SPARSE": 1.0}])
+def test_a_subclass_may_return_a_weight_of_one_element(factor, constants, monkeypatch):
+    for name, value in constants.items():
+        monkeypatch.setattr(streaming, name, value)
+    s = scene()
+    assert values(Scaled(factor), s)[0] == pytest.approx(values(Scaled(2.5), s)[0])
+
+
+@pytest.mark.parametrize(("name", "value"), [("reduction", "avg"), ("engine", "tritn"), ("exclude", "nobody")])
+def test_a_choice_is_checked_when_it_is_assigned(name, value):
+    loss_fn = ContrastiveLoss()
+    with pytest.raises(InputError, match=f"unknown {name}"):
+        setattr(loss_fn, name, value)
+
+
+def test_parameters_are_refused_where_nobody_would_differentiate_them():
+    s = scene(dtype=torch.float32)
+    with pytest.raises(InputError, match="scale"):
+        Learned(engine="reference").with_gradient(s.anchors.detach(), s.labels, s.memory, ids=s.ids)
+    memory = ShardedMemory(20, 19)
+    memory.enqueue(s.anchors.detach(), s.labels, s.ids)
+    with pytest.raises(InputError, match="scale"):
+        GlobalLoss(Learned(engine="reference"))(s.anchors, s.labels, memory, ids=s.ids)
+
+
+def test_a_replica_is_a_loss_of_its_own():
+    original = ContrastiveLoss()
+    assert original._replicate_for_data_parallel().handle != original.handle
