@@ -31,5 +31,5 @@ def open_upload(content: bytes, at_least: int) -> Image.Image:
         raise HTTPException(415, f"the file is not an image that can be read: use a {kinds}") from None
     except InputError as error:
         raise HTTPException(413, str(error)) from None
-    except (*UNREADABLE, MemoryError):
+    except UNREADABLE:
         raise HTTPException(422, "the image is damaged or incomplete") from None

@@ -1,6 +1,7 @@
 """The typed config of a run, read strictly: an unknown key fails with the nearest valid name."""
 
 import math
+import textwrap
 import types
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
@@ -283,7 +284,7 @@ def load(path: Path) -> Config:
     except IsADirectoryError:
         raise InputError(f"{path} is a folder: pass a config file, such as {path / 'config.yaml'}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is not valid YAML ({' '.join(str(error).split())}): correct it") from None
+        raise InputError(f"{path} is not valid YAML ({textwrap.shorten(str(error), 300)}): correct it") from None
     if not isinstance(values, Mapping):
         raise InputError(f"{path} holds no settings: write `section:` and `key: value` lines")
     return from_dict(values)

@@ -1,5 +1,6 @@
 """What a training run consists of: built from its config, saved to and restored from one checkpoint."""
 
+import copy
 import inspect
 import math
 from pathlib import Path
@@ -254,15 +255,12 @@ def model_of(config: Config) -> EmbeddingModel:
 
 def _check_crop(model: nn.Module, config: Config, channels: int) -> None:
     """Refuses images so small that nothing is left of them within the trunk."""
-    crop, was_training = config.data.crop, model.training
+    crop, shapes = config.data.crop, copy.deepcopy(model).to("meta").eval()  # without values, only shapes can be wrong
     try:
         with torch.no_grad():
-            model.eval()(torch.zeros(1, channels, crop, crop))
+            shapes(torch.zeros(1, channels, crop, crop, device="meta"))
     except RuntimeError as error:
-        if type(error) is not RuntimeError:  # out of memory, for example
-            raise
         raise InputError(f"data.crop={crop} is too small for {config.model.trunk}: use a larger data.crop") from error
-    model.train(was_training)
 
 
 def loss_of(config: Config, reduction: str | None = None) -> PairLoss:
