@@ -4,16 +4,17 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: install demo test test-all check format bench lock clean
+.PHONY: install demo test test-all test-torch check format bench lock clean
 .DEFAULT_GOAL := help
 
 help:  ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
-$(BIN)/uv:
+$(BIN)/uv: requirements-uv.lock
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "xbm needs Python 3.11 or newer: call `make PYTHON=python3.12 ...`")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet uv
+	$(BIN)/python -m pip install --quiet --require-hashes -r requirements-uv.lock
+	@touch $@
 
 $(READY): requirements.lock pyproject.toml | $(BIN)/uv
 	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip sync --quiet --require-hashes requirements.lock
@@ -33,6 +34,23 @@ test: install  ## the tests (under 6 minutes on 2 cores)
 test-all: install  ## the slow tests
 	$(PYTEST) -m slow
 
+# Another torch, in an environment of its own that is removed at the end. TRITON=no is a machine without Triton; WITH adds
+# requirements, such as an older numpy. docs/compatibility.md has the results.
+TORCH  ?= 2.6.0
+TRITON ?= yes
+WITH   ?=
+OTHER  := .venv-torch-$(TORCH)
+LIGHT  := (importing or star_import or docstrings) and not xbm_app
+
+test-torch: | $(BIN)/uv  ## the library's tests with another torch: make test-torch TORCH=2.6.0 [TRITON=no] [WITH=numpy==1.26.4] [PYTHON=python3.12]
+	@trap 'rm -rf $(OTHER)' EXIT; trap 'exit 1' INT TERM; set -e; \
+	$(PYTHON) -m venv --clear --without-pip $(OTHER); \
+	$(BIN)/uv pip install --quiet --python $(OTHER) torch==$(TORCH) $(WITH) --editable '.[test]'; \
+	test $(TRITON) = yes || $(BIN)/uv pip uninstall --quiet --python $(OTHER) triton; \
+	$(OTHER)/bin/python -VV; $(BIN)/uv pip list --python $(OTHER) | grep -E '^(torch|triton|numpy|pytorch-metric-learning) '; \
+	OMP_NUM_THREADS=1 $(OTHER)/bin/python -m pytest -n auto --maxprocesses 4 --dist loadfile -p no:cacheprovider tests/xbm; \
+	OMP_NUM_THREADS=1 $(OTHER)/bin/python -m pytest -p no:cacheprovider tests/test_architecture.py -k '$(LIGHT)'
+
 check: install  ## lint, format, types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -48,6 +66,8 @@ bench: install  ## measure against dense torch and pytorch-metric-learning, in o
 lock: $(BIN)/uv  ## resolve requirements.lock anew
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --python-version 3.11 --extra dev \
 	  --constraint constraints.txt --custom-compile-command "make lock" pyproject.toml -o requirements.lock
+	$(BIN)/uv --version | awk '{print "uv==" $$2}' | $(BIN)/uv pip compile --quiet --universal --generate-hashes \
+	  --python-version 3.11 --no-header --no-annotate - -o requirements-uv.lock
 
 clean:  ## remove everything that was built (the installed packages too)
-	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-torch-* dist build .pytest_cache .mypy_cache .ruff_cache

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from xbm.distributed import GlobalLoss, Ranks, ReplicatedMemory, ShardedMemory
+from xbm.distributed.process_group import leave
 from xbm.losses import LOSSES
 from xbm.memory import CrossBatchMemory
 
@@ -32,7 +33,10 @@ def on_ranks(world: int, call: Callable[..., Any], *given: Any, allow_deaths: bo
         for process in processes:
             process.start()
         for process in processes:
-            process.join()
+            process.join(300)
+            if process.is_alive():
+                process.kill()  # which its exit code then tells
+                process.join()
         codes = [process.exitcode for process in processes]
         assert allow_deaths or codes == [0] * world, f"ranks ended with {codes}: see above"
         paths = [Path(folder) / f"{rank}.pt" for rank in range(world)]
@@ -46,7 +50,7 @@ def _enter(rank: int, world: int, folder: str, call: Callable[..., Any], given: 
         "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world, timeout=timedelta(seconds=60)
     )
     torch.save(call(*given), Path(folder) / f"{rank}.pt")
-    dist.destroy_process_group()
+    leave()
 
 
 class Scene(NamedTuple):

@@ -24,11 +24,12 @@ import torch.distributed as dist
 import torch.distributed.nn
 
 from xbm.distributed.ranks import Ranks, the_ranks
-from xbm.errors import LostPeerError, TerminatedError
+from xbm.errors import InputError, LostPeerError, TerminatedError
 
 PERIOD = 2.0  # seconds between two heartbeats
 SILENCE = 20.0  # seconds without a heartbeat after which a rank counts as lost
 GRACE = 5.0  # seconds in which the main thread may notice by itself, through a failed exchange
+TORCHRUN = ("RANK", "MASTER_ADDR", "MASTER_PORT")  # what torchrun sets besides the number of processes
 REASON, BEAT = "xbm/reason", "xbm/beat"  # keys in the store
 
 
@@ -41,7 +42,12 @@ def together(device: str = "auto") -> Iterator[Ranks]:
         ...     ranks.world
         1
     """
-    world = int(os.environ.get("WORLD_SIZE", "1"))
+    size = os.environ.get("WORLD_SIZE", "1")
+    missing = [name for name in TORCHRUN if not os.environ.get(name)]
+    if not dist.is_initialized() and size != "1" and (missing or not size.isdecimal()):
+        unset = f"{' and '.join(missing)} not set" if missing else "not a number"
+        raise InputError(f"WORLD_SIZE is {size!r} in the environment, but {unset}: start with torchrun, or unset WORLD_SIZE")
+    world = int(size)
     if world == 1 or dist.is_initialized():
         yield the_ranks()
         return
@@ -62,6 +68,17 @@ def together(device: str = "auto") -> Iterator[Ranks]:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second error would only hide the first
         raise
     signal.signal(signal.SIGTERM, before)
+    leave()
+
+
+def leave() -> None:
+    """Ends this process's part in the group.
+
+    Before torch 2.8, a group is destroyed while Python is locked, and waits for threads that may be waiting for Python to free
+    the tensors of the last exchange: often both wait forever. A pause lets these threads finish.
+    """
+    if torch.__version__ < "2.8":  # compares versions, not text
+        time.sleep(0.1)
     dist.destroy_process_group()
 
 

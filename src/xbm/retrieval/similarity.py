@@ -213,13 +213,26 @@ def block_size(bytes_per_query: int) -> int:
 @contextmanager
 def full_precision(device: torch.device) -> Iterator[None]:
     """Computes float32 products in float32, regardless of the caller's TF32, bfloat16 and autocast settings."""
-    settings = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
-    before = [setting.fp32_precision for setting in settings]
-    for setting in settings:
-        setting.fp32_precision = "ieee"
-    try:
-        with torch.no_grad(), torch.autocast(device.type, enabled=False):
+    with _ieee_products(), torch.no_grad(), torch.autocast(device.type, enabled=False):
+        yield
+
+
+@contextmanager
+def _ieee_products() -> Iterator[None]:
+    settings = (torch.backends.cuda.matmul, getattr(torch.backends.mkldnn, "matmul", None))
+    if not all(hasattr(setting, "fp32_precision") for setting in settings):  # before torch 2.9: one setting for all devices
+        whole = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("highest")
+        try:
             yield
+        finally:
+            torch.set_float32_matmul_precision(whole)
+        return
+    before = [setting.fp32_precision for setting in settings]  # type: ignore[union-attr]
+    for setting in settings:
+        setting.fp32_precision = "ieee"  # type: ignore[union-attr]
+    try:
+        yield
     finally:
         for setting, precision in zip(settings, before, strict=True):
-            setting.fp32_precision = precision
+            setting.fp32_precision = precision  # type: ignore[union-attr]

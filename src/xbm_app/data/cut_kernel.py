@@ -40,5 +40,5 @@ def cut_windows(table: Tensor, windows: Tensor, size: int, norm: tuple[Tensor, T
     B, C = windows.shape[1], table.shape[1]
     out = torch.empty((B, size, size, C), dtype=torch.float32, device=table.device)
     grid = (B, triton.cdiv(size, 4), triton.cdiv(size * C, 1024))
-    crop_kernel[grid](table, windows, *norm, out, B, size, C, 4, 1024, num_warps=4)
+    crop_kernel[grid](table, windows, *norm, out, B, size, C, 4, 1024, num_warps=4, enable_fp_fusion=True)
     return out.permute(0, 3, 1, 2)

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from xbm.distributed import process_group, together
 from xbm.distributed.process_group import BEAT, REASON, Heartbeat
-from xbm.errors import TerminatedError
+from xbm.errors import InputError, TerminatedError
 
 
 class Table(dict):
@@ -134,3 +134,12 @@ def test_no_thread_of_the_group_outlives_it(tmp_path):
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     ended = subprocess.run([*launcher, tmp_path / "late.py"], capture_output=True, text=True, timeout=120)
     assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.parametrize(("size", "message"), [("2", "RANK and MASTER_ADDR and MASTER_PORT not set"), ("two", "not set")])
+def test_several_processes_without_torchrun_are_one_sentence(monkeypatch, size, message):
+    for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("WORLD_SIZE", size)
+    with pytest.raises(InputError, match=f"WORLD_SIZE is '{size}' .*{message}: start with torchrun"), together():
+        pass

@@ -1,6 +1,7 @@
 """Evaluation as a plain double loop: slow, and plain enough to be read as the definition."""
 
 import math
+from typing import Any, NamedTuple
 
 
 def similarity(a, b):
@@ -35,3 +36,21 @@ def evaluate(embeddings, labels, gallery=None, gallery_labels=None, ids=None, ga
         sums["map"] += sum(precision) / R
     means = {name: value / queries for name, value in sums.items()} if queries else {}
     return means | {"queries": queries, "without_relevant": len(labels) - queries}
+
+
+class Labels:
+    """As much of a set of images as scoring reads."""
+
+    def __init__(self, labels):
+        self.labels = labels
+
+    def __len__(self):
+        return len(self.labels)
+
+
+class Protocol(NamedTuple):
+    name: str
+    query: Any
+    ks: tuple[int, ...]
+    gallery: Any = None
+    one_per_class: int = 0

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from tests.worlds import on_ranks
+from tests.xbm.retrieval.retrieval_plain import Protocol
 from xbm.distributed import Ranks
 from xbm.errors import InputError
 from xbm.retrieval import cumulative, evaluate, evaluate_one_per_class, exact_ranks, nearest, score, similarity
 from xbm.retrieval.inputs import read_sets, read_shard
-from xbm_app.data.images import Protocol
 
 
 class Case(NamedTuple):

@@ -7,6 +7,9 @@ import sys
 import pytest
 import torch
 
+from xbm.kernels import HAS_TRITON
+
+pytestmark = pytest.mark.skipif(not HAS_TRITON, reason="the kernels need Triton 3.6 or later")
 CHECK = """
 import torch
 from xbm_app.data.cut_kernel import cut_windows

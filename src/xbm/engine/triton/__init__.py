@@ -41,9 +41,10 @@ __all__ = ["assign", "compare", "descend", "enqueue", "newest_copies", "supports
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def supports(loss: Any, anchors: Tensor, rows: Tensor) -> bool:
-    """Whether the kernels can compute a loss for these types and sizes."""
-    m, M = anchors.shape[0], rows.shape[0]
+def supports(loss: Any, anchors: Tensor, rows: Tensor | None = None, references: Tensor | None = None) -> bool:
+    """Whether the kernels can compute a loss of anchors against a memory's rows and references, or against each other."""
+    banks = [bank for bank in (rows, references) if bank is not None] or [anchors]
+    m, M, rows = anchors.shape[0], sum(bank.shape[0] for bank in banks), banks[0]
     if (
         anchors.dtype not in TYPES
         or rows.dtype not in TYPES
@@ -56,19 +57,38 @@ def supports(loss: Any, anchors: Tensor, rows: Tensor) -> bool:
     if constants is None:
         return False
     # the gradient of the rows looks up the weight of a triplet's positive in its list
-    return constants.kind != KINDS["triplet"] or not rows.requires_grad or capacity(m, M) >= M
+    return constants.kind != KINDS["triplet"] or not any(bank.requires_grad for bank in banks) or capacity(m, M) >= M
 
 
 @on_device_of(1)
-def compare(loss: Any, given: Tensor, pairing: Pairing, gradient: bool, row_gradient: bool, stats: bool) -> Result:
-    """The mean loss of the given anchors (m, D) and, if requested, its gradients in the anchors and in the rows.
+def compare(
+    loss: Any, given: Tensor, pairing: Pairing, gradient: bool, row_gradient: bool, stats: bool, *,
+    reference_gradient: bool = False,
+) -> Result:  # fmt: skip
+    """The mean loss of the given anchors (m, D) and, if requested, its gradients in the anchors, rows and references.
 
-    In a batch, where the rows are the anchors, the gradient is that of their two roles together.
+    In a batch, where the rows are the anchors, the gradient is that of their two roles together. References are copied in
+    front of the bank, in its type.
 
     Args:
         gradient: whether the anchors' gradient is needed. It always comes, but within a batch its part as rows costs a pass.
         row_gradient: whether the gradient of the rows is needed.
     """
+    if pairing.references is not None:
+        live, bank = pairing.references, pairing.rows
+        joint = pairing._replace(rows=torch.cat([live.to(bank.dtype), bank]), references=None)
+        r = len(live)
+        result = _compare(loss, given, joint, gradient, len(joint.rows) if row_gradient else r * reference_gradient, stats)
+        of_rows = result.row_gradient
+        return result._replace(
+            reference_gradient=of_rows[:r] if of_rows is not None and reference_gradient else None,
+            row_gradient=of_rows[r:] if of_rows is not None and row_gradient else None,
+        )
+    return _compare(loss, given, pairing, gradient, len(pairing.row_labels) * row_gradient, stats)
+
+
+def _compare(loss: Any, given: Tensor, pairing: Pairing, gradient: bool, differentiated: int, stats: bool) -> Result:
+    """The same for rows in one tensor, the first `differentiated` of which need a gradient."""
     constants, in_batch = loss_constants(loss), pairing.in_batch
     assert constants is not None, "supports() was not asked"
     given, bank, labels = given.contiguous(), pairing.rows.contiguous(), pairing.labels.contiguous()
@@ -83,6 +103,7 @@ def compare(loss: Any, given: Tensor, pairing: Pairing, gradient: bool, row_grad
         exclude_slot = NEWEST_SLOT.value
     elif in_batch and row_ids is None:
         exclude_slot = SAME_INDEX.value
+    row_gradient = differentiated > 0
     case = Case(
         constants, m, M, D, given.device, given.dtype, bank.dtype, stats, in_batch, gradient, row_gradient,
         ids is not None, sound is not None, row_ids is not None, exclude_slot, M <= plan.SMALL,
@@ -108,7 +129,8 @@ def compare(loss: Any, given: Tensor, pairing: Pairing, gradient: bool, row_grad
         overflow = overflow_triplets(case, s, key, pairs, positives)
     result = finish_step(case, s, key, given, pairs, latest, sound, positives, overflow, workspace, pos_gradients)
     if in_batch and gradient:
-        return result._replace(gradient=gradient_of_rows(case, s, key, pairs, positives, workspace, result.gradient))
+        return result._replace(gradient=gradient_of_rows(case, s, key, pairs, positives, workspace, result.gradient, M))
     if row_gradient:
-        return result._replace(row_gradient=gradient_of_rows(case, s, key, pairs, positives, workspace, result.gradient))
+        of_rows = gradient_of_rows(case, s, key, pairs, positives, workspace, result.gradient, differentiated)
+        return result._replace(row_gradient=of_rows)
     return result

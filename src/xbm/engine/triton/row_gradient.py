@@ -114,15 +114,15 @@ def clean_anchors(
 
 
 def gradient_of_rows(
-    case: Case, s: Settings, key: int | None, pairs: tuple, positives: Positives, workspace: Tensor, gradient: Tensor
+    case: Case, s: Settings, key: int | None, pairs: tuple, positives: Positives, workspace: Tensor, gradient: Tensor, M: int
 ) -> Tensor:
-    """(M, D): the gradient of the mean loss with respect to the rows; within a batch, that of the anchors is added."""
+    """(M, D): the gradient of the mean loss in the first M rows; within a batch, that of the anchors is added."""
     p, c = s.plan, case.loss
     listed = positives.counts, positives.similarities, positives.rows, positives.violations
-    result = torch.empty((case.M, case.D), dtype=case.bank_dtype, device=case.device)
+    result = torch.empty((M, case.D), dtype=case.bank_dtype, device=case.device)
     _row_gradient(
-        key, (-(-case.M // 64), -(-case.D // 128), 1), 8, 2, *pairs, *listed, workspace, gradient, result,
-        case.m, case.M, p.num_splits, p.capacity, c.margin, c.alpha, c.beta, c.base,
+        key, (-(-M // 64), -(-case.D // 128), 1), 8, 2, *pairs, *listed, workspace, gradient, result,
+        case.m, M, p.num_splits, p.capacity, c.margin, c.alpha, c.beta, c.base,
         s.kind, case.in_batch, case.exclude_id, case.exclude_slot, case.D, 64, 64, 128, p.tiles.step, "ieee",
     )  # fmt: skip
     return result

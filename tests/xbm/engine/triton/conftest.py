@@ -23,4 +23,4 @@ def _plans_are_made_anew():
 
 
 if INTERPRETED:
-    from tests.xbm.engine.triton import newer_numpy  # noqa: F401
+    from tests.xbm.engine.triton import interpreter_fixes  # noqa: F401

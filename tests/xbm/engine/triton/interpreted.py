@@ -11,6 +11,7 @@ from xbm import ContrastiveLoss, CrossBatchMemory, MultiSimilarityLoss, TripletL
 
 LOSSES = {"contrastive": ContrastiveLoss, "multi_similarity": MultiSimilarityLoss, "triplet": TripletLoss}
 LONG = [name if name == "contrastive" else pytest.param(name, marks=pytest.mark.slow) for name in LOSSES]  # for long tests
+IGNORED = -2  # the stamp that the applications give a row whose label is likely wrong
 
 
 def unit(*shape, dtype=torch.float32):

@@ -78,7 +78,8 @@ def compiled(kernel: Kernel, warps: int, stages: int, arguments: tuple) -> Compi
         else:
             signature[name] = "fp32"
     source = ASTSource(jitted, signature, constants, attributes)
-    found = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps, "num_stages": stages})
+    options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": True}
+    found = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     cubin = next(path for name, path in found.metadata_group.items() if name.endswith(".cubin"))
     usage = subprocess.run([tool, "-res-usage", cubin], capture_output=True, text=True, check=True).stdout

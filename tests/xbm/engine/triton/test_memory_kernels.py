@@ -3,13 +3,12 @@
 import pytest
 import torch
 
-from tests.xbm.engine.triton.interpreted import unit
+from tests.xbm.engine.triton.interpreted import IGNORED, unit
 from xbm import CrossBatchMemory
 from xbm.engine import triton as kernels
 from xbm.engine.triton import memory_kernels, newest_copies
 from xbm.engine.triton.plan import TABLE_SIZE
 from xbm.memory import newest_copies as plain_newest_copies
-from xbm_app.train.label_errors import IGNORED as ASIDE
 
 BUFFERS = ("rows", "row_labels", "row_ids", "stamps", "pointer", "count", "clock", "latest", "unsound")
 
@@ -85,7 +84,7 @@ def test_the_keyed_kernel_does_what_the_keyed_memory_does(D, stored, update, mom
             keyed_by_kernel(fast, v, labels, ids, given)
             same_memories(plain, fast)
         for memory in (plain, fast):  # rows that are set aside are written as if nothing had been there
-            memory.stamps[m % 7 :: 7] = ASIDE
+            memory.stamps[m % 7 :: 7] = IGNORED
             memory.count.copy_((memory.stamps >= 0).sum())
     assert 25 < len(fast) <= 40
 

@@ -3,12 +3,13 @@
 import pytest
 import torch
 
-from tests.xbm.engine.triton.interpreted import LOSSES, check, memory_with, unit
+from tests.xbm.engine.triton.interpreted import IGNORED, LOSSES, check, memory_with, unit
 from xbm import ContrastiveLoss, CrossBatchMemory, InputError, MultiSimilarityLoss
 from xbm.engine import streaming
+from xbm.engine import triton as kernels
+from xbm.engine.pairing import References, pair
 from xbm.engine.triton import plan
 from xbm.engine.triton.primitives import CONTRASTIVE, CONTRASTIVE_ONE_PASS
-from xbm_app.train.label_errors import IGNORED as ASIDE
 
 
 @pytest.mark.parametrize("exclude", ["instance", "copy"])
@@ -49,7 +50,7 @@ def test_a_batch_against_itself(name, exclude):
 def test_rows_that_are_set_aside_are_met_by_nobody(name, update):
     anchors, labels, ids, memory = memory_with(update=update)
     with_all = LOSSES[name](engine="triton")(anchors, labels, memory, ids=ids).item()
-    memory.stamps[::3] = ASIDE
+    memory.stamps[::3] = IGNORED
     assert 0 < check(LOSSES[name](engine="triton"), anchors, labels, memory, ids) != with_all
 
 
@@ -103,7 +104,7 @@ def test_other_losses_fall_back_to_streaming():
     for loss_fn in (MultiSimilarityLoss(mining=False, engine="triton"), ContrastiveLoss(engine="triton")):
         wide = memory if not isinstance(loss_fn, ContrastiveLoss) else memory.to(torch.float64)
         v = anchors.detach().to(wide.rows.dtype)
-        assert loss_fn._choose_engine(v, wide.rows) is streaming
+        assert loss_fn._choose_engine(v, wide, None) is streaming
         loss_fn(v, labels, wide, ids=ids)
 
 
@@ -162,3 +163,49 @@ def test_the_same_bits_every_time():
         loss.backward()
         found.append((loss.detach(), v.grad))
     assert torch.equal(found[0][0], found[1][0]) and torch.equal(found[0][1], found[1][1])
+
+
+@pytest.mark.parametrize("update", [None, "queue", "backprop"])
+@pytest.mark.parametrize("name", LOSSES)
+def test_live_references_get_their_gradient_beside_a_memory_or_alone(name, update):
+    anchors, labels, ids, memory = memory_with(update=update or "queue")
+    live = unit(6, 19).requires_grad_()
+    live_labels, live_ids = labels[[0, 1, 4, 0, 2, 3]], torch.arange(6) + 900
+    if update == "backprop":
+        live_ids, ids = memory.ids[:6], memory.ids[10:15]
+    results = []
+    for engine, wide in (("triton", torch.float32), ("reference", torch.float64)):
+        loss_fn = LOSSES[name](engine=engine)
+        v, d = (x.detach().to(wide).requires_grad_() for x in (anchors, live))
+        bank = None
+        if update is not None:
+            bank = CrossBatchMemory(memory.size, memory.dim, update, dtype=wide)
+            bank.load_state_dict({k: b.to(wide) if k == "rows" else b for k, b in memory.state_dict().items()})
+        loss, stats = loss_fn(
+            v, labels, bank, ids=ids, references=d, reference_labels=live_labels, reference_ids=live_ids, return_stats=True
+        )
+        loss.backward()
+        of_rows = bank.rows.grad if update == "backprop" else torch.zeros(1)
+        _, *plain = (loss, v.grad, d.grad) if update == "backprop" else loss_fn.with_gradient(
+            v, labels, bank, ids=ids, references=d, reference_labels=live_labels, reference_ids=live_ids
+        )  # fmt: skip
+        results.append([loss, v.grad, d.grad, of_rows, *plain, *stats.read().values()])
+    assert results[1][2].norm() > 0
+    for mine, exact in zip(*results):
+        torch.testing.assert_close(mine.double(), exact.double(), rtol=1e-5, atol=1e-6)
+
+
+def test_beside_a_memory_without_gradient_only_that_of_the_references_is_computed():
+    anchors, labels, ids, memory = memory_with()
+    live = References(unit(6, 19), labels[[0, 1, 4, 0, 2, 3]], torch.arange(6) + 900)
+    pairing = pair(anchors.detach(), labels, memory, ids, None, references=live)
+    result = kernels.compare(ContrastiveLoss(), anchors.detach(), pairing, True, False, False, reference_gradient=True)
+    assert result.row_gradient is None
+    assert result.reference_gradient.untyped_storage().nbytes() == live.rows.nbytes  # and not of all rows
+
+
+def test_nothing_is_excluded_from_a_batch_if_nothing_shall_be():
+    anchors, labels, _, _ = memory_with()
+    for name in LOSSES:
+        check(LOSSES[name](engine="triton"), anchors, labels, None, None, "none")
+        anchors.grad = None

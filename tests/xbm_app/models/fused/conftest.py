@@ -10,7 +10,7 @@ collect_ignore = [] if INTERPRETED else [
 ]  # fmt: skip
 
 if INTERPRETED:
-    from tests.xbm.engine.triton import newer_numpy  # noqa: F401
+    from tests.xbm.engine.triton import interpreter_fixes  # noqa: F401
 
 
 @pytest.fixture

@@ -1,5 +1,8 @@
 """Which maps the kernels can read in place, and how they are divided into tiles."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -78,3 +81,13 @@ def test_a_tensor_off_the_grid_of_16_bytes_has_no_key():
         channels_last.launch_key(CPU, (x, x), 3) == (CPU, torch.float32, torch.float32, 3)
         and channels_last.launch_key(CPU, (x, x[1:]), 3) is None
     )
+
+
+def test_models_can_be_fused_where_there_is_no_triton():
+    program = (
+        "import sys; sys.modules['triton'] = None\n"
+        "import torch; from xbm_app.models import build_model; from xbm_app.models.fused import fuse\n"
+        "model = fuse(build_model('small', weights='none', channels=1))\n"
+        "model(torch.zeros(2, 1, 32, 32).to(memory_format=torch.channels_last)).sum().backward()"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
