@@ -1,10 +1,16 @@
 """`xbm ...` and `python -m xbm ...`: forwards to the command line of the applications."""
 
+import sys
+
 
 def main() -> None:
-    from xbm_app.main import main as run
+    try:
+        from xbm_app.main import main as run
 
-    run()
+        run()
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        sys.exit(130)
 
 
 if __name__ == "__main__":

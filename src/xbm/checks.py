@@ -1,5 +1,10 @@
 """Checks of what a caller passes: shapes and types raise at once, values are checked without a host sync on a GPU."""
 
+import math
+import numbers
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -38,16 +43,54 @@ def check_device(given: Tensor, what: str, other: Tensor, where: str) -> None:
         raise InputError(f"{what} are on {given.device}, {where} on {other.device}: move them with .to({other.device})")
 
 
+def check_memory(memory: object) -> None:
+    """Raises for what is passed in the place of a memory, such as the pairs of a miner."""
+    if memory is not None and not isinstance(getattr(memory, "row_labels", None), Tensor):
+        hint = ": wrap the loss in GlobalLoss" if hasattr(memory, "shard") else ""
+        raise InputError(f"memory must be a CrossBatchMemory, got {type(memory).__name__}{hint}")
+
+
+def plain_number(name: str, value: Any, kind: type) -> float | bool:
+    """The value of a hyper-parameter as a plain number: engines and kernels compute with nothing else."""
+    if isinstance(value, Tensor):
+        if value.requires_grad or value.numel() != 1:
+            raise InputError(f"{name} must be a plain number, got a tensor that is trained or has several elements")
+        value = value.item()
+    if kind is bool:
+        if isinstance(value, bool) or type(value).__name__ in ("bool_", "bool"):
+            return bool(value)
+        raise InputError(f"{name} must be True or False, got {value!r}")
+    if not isinstance(value, numbers.Real) or isinstance(value, bool) or not math.isfinite(value):
+        raise InputError(f"{name} must be a finite number, got {value!r}")
+    return float(value)
+
+
+def check_state(update: str, state: Mapping[str, Tensor], prefix: str = "", shape: tuple[int, ...] | None = None) -> None:
+    """Raises if the state of a memory has rows of another shape, if one is given, or if it is that of a queue and `update` is
+    keyed, or vice versa: only a queue counts its latest rows. Slots would hold other instances than their keys, so that anchors
+    meet their own copies.
+    """
+    rows = state.get(f"{prefix}rows")
+    if rows is not None and shape is not None and rows.shape != shape:
+        there, here = (f"rows of shape {tuple(each)}" for each in (rows.shape, shape))
+        raise InputError(f"the state is of a memory with {there}, this one has {here}: create it with the same size and dim")
+    latest, clock = (state.get(f"{prefix}{name}") for name in ("latest", "clock"))
+    if latest is not None and clock is not None and int(clock) > 0 and (int(latest) > 0) != (update == "queue"):
+        kind = "queue" if int(latest) > 0 else "memory with one slot per instance"
+        raise InputError(f"this state is that of a {kind}, not of update={update!r}: create the memory with the same update")
+
+
 def tolerance(dtype: torch.dtype) -> float:
     """How far the length of a row may be from 1 and still count as rounding."""
     return 1e-3 if dtype in (torch.float32, torch.float64) else 1e-2
 
 
 @torch.library.custom_op("xbm::sound_rows", mutates_args=())
-def sound_rows(embeddings: Tensor, keep: Tensor, ids: Tensor | None, below: int) -> Tensor:
+def sound_rows(embeddings: Tensor, keep: Tensor, ids: Tensor | None, below: int, what: str = "embeddings") -> Tensor:
     """Which of the rows to keep are finite, of unit length, and have an id in [0, below) (`below` 0: any id ≥ 0).
 
-    On a CPU an unsound row raises; elsewhere it is only marked, because reading a value would stall the device.
+    On a CPU an unsound row raises, with `what` the rows are; elsewhere it is only marked, because reading a value would stall
+    the device.
     """
     length = torch.linalg.vector_norm(embeddings.to(torch.promote_types(embeddings.dtype, torch.float32)), dim=1)
     unit = (length - 1).abs() <= tolerance(embeddings.dtype)  # False for NaN too
@@ -57,11 +100,11 @@ def sound_rows(embeddings: Tensor, keep: Tensor, ids: Tensor | None, below: int)
     if embeddings.device.type == "cpu" and not torch.equal(sound, keep):
         row = int((sound != keep).nonzero()[0])
         if not bool(embeddings[row].isfinite().all()):
-            raise InputError(f"row {row} of the embeddings contains NaN or infinity: look for a diverging model or a zero row")
+            raise InputError(f"row {row} of the {what} contains NaN or infinity: look for a diverging model or a zero row")
         if not bool(unit[row]):
             given = float(length[row])
             raise InputError(
-                f"row {row} of the embeddings has length {given:.4g}, not 1: pass torch.nn.functional.normalize(embeddings)"
+                f"row {row} of the {what} has length {given:.4g}, not 1: pass torch.nn.functional.normalize(embeddings)"
             )
         assert ids is not None
         limit = f"0 ≤ id < {below}, the memory's size" if below else "id ≥ 0"
@@ -70,7 +113,7 @@ def sound_rows(embeddings: Tensor, keep: Tensor, ids: Tensor | None, below: int)
 
 
 @sound_rows.register_fake
-def _(embeddings: Tensor, keep: Tensor, ids: Tensor | None, below: int) -> Tensor:
+def _(embeddings: Tensor, keep: Tensor, ids: Tensor | None, below: int, what: str = "embeddings") -> Tensor:
     return torch.empty_like(keep)
 
 
@@ -81,7 +124,10 @@ def same_rows(anchors: Tensor, labels: Tensor, rows: Tensor, row_labels: Tensor,
     same = (rows[inside] == anchors.to(rows.dtype)).all(1) & (row_labels[inside] == labels)
     same = (same | (slots < 0)) & (latest == len(labels)) | (latest == 0)  # any anchors may meet an empty memory
     if anchors.device.type == "cpu" and not bool(same.all()):
-        raise InputError("these anchors are not the rows enqueued last, in the same order: pass ids to enqueue and to the loss")
+        raise InputError(
+            "these anchors are not the rows enqueued last, in the same order: pass ids to enqueue and to the loss; if the "
+            'memory holds the other side of pairs, pass exclude="none" or use TwoTowerLoss'
+        )
     return same
 
 

@@ -4,18 +4,20 @@
     moving_average   slot = instance id:  v ← normalize(m·v + (1−m)·v_new)            (supplementary, section 2)
     backprop         slot = instance id:  as above, and memory.step() descends:  v ← normalize(v − α ∂L/∂v)
 
-Nothing here synchronizes with the device, except the accessors documented to do so.
+Nothing here synchronizes with the device, except the accessors documented to do so. Nothing is locked, which compiled code
+cannot do: threads that enqueue to the same memory must take turns, or rows are lost.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from xbm.checks import check_device, check_embeddings, check_integers, sound_rows
+from xbm.checks import check_device, check_embeddings, check_integers, check_state, sound_rows
 from xbm.errors import InputError, unknown
 from xbm.kernels import has_kernels
 
@@ -76,8 +78,8 @@ class CrossBatchMemory(nn.Module):
             raise InputError(f"dtype must be float64, float32, bfloat16 or float16, got {dtype}")
         if momentum is None:
             momentum = 0.9 if update == "moving_average" else 0.0
-        if not 0 <= momentum < 1:
-            raise InputError(f"momentum must satisfy 0 ≤ m < 1, got {momentum}")
+        if not (0 <= momentum < 1 and math.isfinite(alpha)):
+            raise InputError(f"momentum must satisfy 0 ≤ m < 1 and alpha must be finite, got {momentum} and {alpha}")
         self.size, self.dim, self.update, self.momentum, self.alpha = size, dim, update, momentum, alpha
 
         self.register_buffer("rows", _allocate(size, dim, dtype, device))
@@ -92,6 +94,10 @@ class CrossBatchMemory(nn.Module):
             super()._apply(fn, recurse)
         self.rows.requires_grad_(self.update == "backprop")
         return self
+
+    def _load_from_state_dict(self, state_dict: dict, prefix: str, *rest: Any) -> None:
+        check_state(self.update, state_dict, prefix, self.rows.shape)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
     # ---------------------------------------------------------------- writing
 
@@ -197,10 +203,9 @@ class CrossBatchMemory(nn.Module):
     @torch.no_grad()
     def clear(self) -> None:
         """Empties the memory."""
-        self.rows.zero_()
         for name in PER_ROW:
             self.get_buffer(name).fill_(-1)
-        for name in COUNTERS:
+        for name in ("rows", *COUNTERS):
             self.get_buffer(name).zero_()
 
     @torch.no_grad()

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xbm import ContrastiveLoss, CrossBatchMemory, InputError
+from xbm.distributed import ShardedMemory
 
 
 def unit(m, dim, dtype=torch.float32):
@@ -350,3 +351,39 @@ def test_a_step_compiles_without_graph_breaks(update):
 def test_a_device_that_does_not_exist_is_not_a_lack_of_memory():
     with pytest.raises(RuntimeError, match="bogus"):
         CrossBatchMemory(10, 8, device="bogus")
+
+
+def test_a_state_of_another_size_is_refused_with_both_sizes():
+    memory, other = CrossBatchMemory(3, 2), CrossBatchMemory(4, 2)
+    other.enqueue(torch.eye(2), torch.arange(2))
+    for holder, state in (
+        (memory, other.state_dict()),
+        (torch.nn.ModuleList([memory]), {f"0.{k}": v for k, v in other.state_dict().items()}),
+    ):
+        with pytest.raises(InputError, match=r"of shape \(4, 2\), this one has rows of shape \(3, 2\)"):
+            holder.load_state_dict(state)
+    assert len(memory) == 0
+
+
+@pytest.mark.parametrize("update", ["queue", "moving_average", "backprop"])
+def test_the_state_of_another_update_is_refused(update):
+    """A queue's slots are not keyed: an anchor would meet its own copy under another key."""
+    other = CrossBatchMemory(5, 3, "moving_average" if update == "queue" else "queue")
+    memory = CrossBatchMemory(5, 3, update)
+    memory.load_state_dict(other.state_dict())  # empty: the same for all
+    other.enqueue(F.normalize(torch.randn(3, 3)), torch.arange(3), torch.arange(3))
+    before = {name: x.clone() for name, x in memory.state_dict().items()}
+    for load, state in (
+        (memory.load_state_dict, other.state_dict()),
+        (torch.nn.ModuleList([memory]).load_state_dict, torch.nn.ModuleList([other]).state_dict()),
+        (ShardedMemory(5, 3, update).load_state_dict, other.state_dict()),
+    ):
+        with pytest.raises(InputError, match="create the memory with the same update"):
+            load(state)
+    assert all(torch.equal(x, before[name]) for name, x in memory.state_dict().items())
+
+
+@pytest.mark.parametrize("options", [{"alpha": float("nan")}, {"alpha": float("inf")}, {"momentum": float("nan")}])
+def test_options_that_are_not_finite_are_refused(options):
+    with pytest.raises(InputError, match="finite"):
+        CrossBatchMemory(5, 3, "backprop", **options)

@@ -9,7 +9,7 @@ from typing import Any, TypedDict, Unpack
 import torch
 from torch import Tensor, nn
 
-from xbm.checks import sound_rows
+from xbm.checks import check_state, sound_rows
 from xbm.distributed.ranks import Ranks, gather_checked, padded, the_ranks
 from xbm.errors import InputError
 from xbm.memory import COUNTERS, PER_ROW, CrossBatchMemory, fill_from
@@ -168,7 +168,7 @@ class ShardedMemory(nn.Module):
 
     @property
     def ids(self) -> Tensor:
-        return self._global_ids(self.shard.ids)
+        return self.global_ids(self.shard.ids)
 
     @property
     def ages(self) -> Tensor:
@@ -191,7 +191,7 @@ class ShardedMemory(nn.Module):
 
     # ---------------------------------------------------------------- state
 
-    def _global_ids(self, local: Tensor) -> Tensor:
+    def global_ids(self, local: Tensor) -> Tensor:
         if self.update == "queue":
             return local
         return torch.where(local >= 0, local * self.ranks.world + self.ranks.rank, -1)
@@ -212,7 +212,7 @@ class ShardedMemory(nn.Module):
         for name in ROWS:
             local = self.shard.get_buffer(name).detach()
             if name == "row_ids":
-                local = self._global_ids(local)
+                local = self.global_ids(local)
             whole = torch.empty((longest, R, *local.shape[1:]) if self.ranks.first else 0, dtype=local.dtype)
             for start in range(0, longest, BLOCK):
                 stop = min(start + BLOCK, longest)
@@ -228,6 +228,7 @@ class ShardedMemory(nn.Module):
         state = state_dict
         if state["rows"].shape != (self.size, self.dim):
             raise InputError(f"the state has rows of shape {tuple(state['rows'].shape)}, this memory {(self.size, self.dim)}")
+        check_state(self.update, state)
         R, rank = self.ranks.world, self.ranks.rank
         for name in COUNTERS:
             self.get_buffer(name).copy_(state[name])

@@ -3,10 +3,12 @@
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from xbm.engine.pairing import Pairing
 from xbm.engine.terms import Combined, Loss, Side, Terms
+from xbm.errors import InputError
 
 
 def reference(loss: Loss, anchors: Tensor, pairing: Pairing, stats: bool) -> tuple[Tensor, ...]:
@@ -16,9 +18,14 @@ def reference(loss: Loss, anchors: Tensor, pairing: Pairing, stats: bool) -> tup
     with torch.autocast(anchors.device.type, enabled=False):
         if anchors.device.type != "cpu":  # an unsound anchor could not raise there; it must not spread NaN
             anchors = torch.where(pairing.sound[:, None], anchors, 0)
-        rows = anchors if pairing.in_batch else pairing.rows
+        # a copy, because autograd reads the rows again in the backward pass: the memory may be written to before that
+        rows = anchors if pairing.in_batch else pairing.rows.clone()
         S = anchors.to(wide) @ rows.to(wide).T
+        if pairing.references is not None:
+            S = torch.cat([anchors.to(wide) @ pairing.references.to(wide).T, S], dim=1)
         positive, negative = (mask.T for mask in pairing.masks())
+        if S.shape[1] == 0:  # a formula may take the maximum of a row: one column that is no pair
+            S, positive, negative = (F.pad(x, (0, 1)) for x in (S, positive, negative))
         value = loss.dense(S, positive, negative).sum() / len(anchors)
         if not stats:
             return (value,)
@@ -47,7 +54,7 @@ def whole(loss: Loss, S: Tensor, positive: Tensor, negative: Tensor) -> Whole:
             p.ranked, order = positives.sort(dim=0)
     valid_negative = negative & (loss.floor(p) < S)
     seen = S.masked_fill(~negative, -torch.inf) if loss.ranks_positives else S  # ranks count all that they see
-    repulsion = loss.negative(seen, p, lambda x: x) if len(S) else Terms()
+    repulsion = _terms(loss.negative(seen, p, lambda x: x), loss, "negative") if len(S) else Terms()
     _sum_up(n, repulsion, valid_negative)
     attraction = Terms()
     if order is not None:
@@ -56,7 +63,7 @@ def whole(loss: Loss, S: Tensor, positive: Tensor, negative: Tensor) -> Whole:
         weight = torch.zeros_like(S).scatter(0, order, p.beaten.to(S.dtype))
         attraction = Terms(value=torch.zeros_like(S), weight=weight, valid=weight > 0)
     elif len(S):
-        attraction = loss.positive(S, n, lambda x: x)
+        attraction = _terms(loss.positive(S, n, lambda x: x), loss, "positive")
     valid_positive = positive if attraction.valid is None else positive & attraction.valid
     _sum_up(p, attraction, valid_positive)
     c = loss.combine(p, n)
@@ -92,6 +99,15 @@ def statistics(active: Tensor | None, p: Side, n: Side) -> tuple[Tensor, ...]:
     return (*counts, n.highest, p.highest, p.lowest)
 
 
+def _terms(given: object, loss: Loss, name: str) -> Terms:
+    if not isinstance(given, Terms):
+        raise InputError(
+            f"{type(loss).__name__}.{name} returned {type(given).__name__}: return Terms(value=..., weight=...), or "
+            "Terms(logit=..., slope=...)"
+        )
+    return given
+
+
 def _empty_side(S: Tensor) -> Side:
     zero = S.new_zeros(S.shape[1])
     inf = torch.full_like(zero, torch.inf)
@@ -99,10 +115,10 @@ def _empty_side(S: Tensor) -> Side:
 
 
 def _sum_up(side: Side, t: Terms, valid: Tensor) -> None:
-    side.count = (valid if not isinstance(t.slope, Tensor) else valid & (t.slope > 0)).sum(0)
+    side.count = (valid & (t.slope > 0) if isinstance(t.slope, Tensor) else valid).sum(0)
     if t.value is not None:
         side.value = torch.where(valid, t.value, 0).sum(0)
-        weight = t.weight if isinstance(t.weight, Tensor) else torch.full_like(t.value, t.weight)
+        weight = torch.as_tensor(t.weight, dtype=t.value.dtype, device=t.value.device)
         side.weight = torch.where(valid, weight, 0).sum(0)
     if t.logit is not None and len(valid):
         side.lse = torch.where(valid, t.logit, -torch.inf).logsumexp(0)

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from xbm.engine.dense import pair_weights, statistics, whole
-from xbm.engine.pairing import Pairing, Related, list_related
+from xbm.engine.pairing import Pairing, Related, Tile, list_related, tiles_of
 from xbm.engine.terms import Loss, Result, Shards, Side, Terms
 
 TILE = 1 << 20  # most numbers in a tile of rows, and in its similarities
@@ -33,46 +33,47 @@ def compare(
     row_gradient: bool = False,
     stats: bool = False,
     shards: Shards | None = None,
+    *,
+    reference_gradient: bool = False,
 ) -> Result:
-    """The mean loss of the anchors (m, D), its gradient in the anchors and, if requested, in the rows.
+    """The mean loss of the anchors (m, D), its gradient in the anchors and, if requested, in the rows and references.
 
     With `shards`, the pairing's rows are one shard of the memory, and every process calls this with the same anchors. Loss,
     statistics and row gradient are then those of the whole memory; the anchors' gradient is this shard's part of the sum.
     """
     with torch.autocast(anchors.device.type, enabled=False):
-        return _compare(loss, anchors, pairing, row_gradient, stats, shards)
+        return _compare(loss, anchors, pairing, (reference_gradient, row_gradient), stats, shards)
 
 
-def _compare(loss: Loss, anchors: Tensor, pairing: Pairing, row_gradient: bool, stats: bool, shards: Shards | None) -> Result:
+def _compare(
+    loss: Loss, anchors: Tensor, pairing: Pairing, wanted: tuple[bool, bool], stats: bool, shards: Shards | None
+) -> Result:
     assert pairing.sound is not None
-    rows = pairing.rows.detach()
     if anchors.device.type != "cpu":  # an unsound anchor could not raise there; it must not spread NaN
         anchors = torch.where(pairing.sound[:, None], anchors, 0)
-        rows = anchors if pairing.in_batch else rows
+    rows = anchors if pairing.in_batch else pairing.rows.detach()
+    parts = [rows] if pairing.references is None else [pairing.references.detach(), rows]
     anchors = anchors.to(torch.promote_types(anchors.dtype, torch.float32))
-    m, M = len(anchors), len(rows)
-    if shards is None and m * M <= SMALL:
-        return _by_anchors(loss, anchors, rows, pairing, row_gradient)
+    gradients = [torch.zeros_like(x, dtype=anchors.dtype) if need else None for x, need in zip(parts, wanted[-len(parts) :])]
+    m, M = len(anchors), sum(map(len, parts))
+    tiles = tiles_of(parts, tile_height(anchors))
+    small = shards is None and m * M <= SMALL
     most = None if shards is not None and loss.ranks_positives else min(LISTED * m * M + 1000, MOST_LISTED)
-    related = list_related(pairing, most) if most is None or anchors.device.type == "cpu" else None
-    if related is None and loss.ranks_positives:
-        return _by_anchors(loss, anchors, rows, pairing, row_gradient)
+    related = list_related(pairing, most) if not small and (most is None or anchors.device.type == "cpu") else None
+    if small or (related is None and loss.ranks_positives):
+        return _by_anchors(loss, anchors, tiles, pairing, gradients)
 
     p, n = Sums(anchors), Sums(anchors)
-    positives: _Listed | _Masked
-    if related is not None:
-        positives = _Listed(loss, anchors, rows, pairing, related, p.side)
-    else:
-        positives = _Masked(loss, anchors, rows, pairing, p.side, stats)
+    given = loss, anchors, pairing, p.side
+    positives = _Masked(*given, tiles, stats) if related is None else _Listed(*given, parts, related)
     if shards is not None:
         if _needs_extremes(loss, p.side, stats):
             lowest, p.side.highest = shards.maximum(torch.stack([-p.side.lowest, p.side.highest]), "extremes").unbind()
             p.side.lowest = -lowest
         if isinstance(positives, _Listed):
             positives.join_ranks(shards)
-    height = tile_height(anchors)
-    for start in range(0, M, height):
-        tile = rows[start : start + height].to(anchors.dtype)  # (T, D)
+    for start, narrow, *_ in tiles:
+        tile = narrow.to(anchors.dtype)  # a half-precision bank is widened tile by tile, never as a whole
         S = tile @ anchors.T  # (T, m): with the rows first the product is faster
         positives.leave_negatives(S, start)
         n.side.highest = torch.maximum(n.side.highest, S.amax(0))
@@ -99,19 +100,19 @@ def _compare(loss: Loss, anchors: Tensor, pairing: Pairing, row_gradient: bool, 
     gradient = n.gradient(c.negative_sum, c.negative_lse) - p.gradient(c.positive_sum, c.positive_lse)
     if not isinstance(gradient, Tensor):  # neither side has a pair
         gradient = torch.zeros_like(anchors)
-    of_rows = None
-    if row_gradient:
-        of_rows = torch.empty_like(rows, dtype=anchors.dtype)
-        for start in range(0, M, height):
-            cut = slice(start, min(start + height, M))
-            S = rows[cut].to(anchors.dtype) @ anchors.T
-            attraction = positives.weights(S, start, p.side, n.side, c.positive_sum, c.positive_lse)
-            positives.leave_negatives(S, start)
-            terms = loss.negative(S, p.side, lambda x: x)
-            repulsion = pair_weights(terms, loss.floor(p.side) < S, n.side.lse, c.negative_sum, c.negative_lse)
-            of_rows[cut] = (repulsion - attraction) @ anchors / max(1, m)
+    for start, narrow, part, cut in tiles:
+        if (total := gradients[part]) is None:
+            continue
+        S = narrow.to(anchors.dtype) @ anchors.T
+        attraction = positives.weights(S, start, p.side, n.side, c.positive_sum, c.positive_lse)
+        positives.leave_negatives(S, start)
+        terms = loss.negative(S, p.side, lambda x: x)
+        repulsion = pair_weights(terms, loss.floor(p.side) < S, n.side.lse, c.negative_sum, c.negative_lse)
+        total[cut] = (repulsion - attraction) @ anchors / max(1, m)
     extra = statistics(c.active, p.side, n.side) if stats else ()
-    return Result(c.loss.sum() / max(1, m), gradient / max(1, m), of_rows, extra, None)
+    easiest = p.side.highest if related is not None and shards is None else None
+    of_references, of_rows = [None, *gradients][-2:]
+    return Result(c.loss.sum() / max(1, m), gradient / max(1, m), of_rows, extra, None, of_references, easiest)
 
 
 class Sums:
@@ -132,7 +133,7 @@ class Sums:
 
         The terms are overwritten: most of the time goes into allocating memory, so they are masked in place.
         """
-        count = (valid if not isinstance(t.slope, Tensor) else valid & (t.slope > 0)).sum(0)
+        count = (valid & (t.slope > 0) if isinstance(t.slope, Tensor) else valid).sum(0)
         self.side.count += count
         invalid = ~valid
         if t.logit is not None:
@@ -158,7 +159,7 @@ class Sums:
         """Adds single pairs, ordered by anchor: terms, `anchor` and `row` (an index into `rows`) are (n,)."""
         each = torch.bincount(anchor, minlength=len(self.peak))
         starts = each.cumsum(0) - each
-        if isinstance(t.slope, Tensor):
+        if isinstance(t.slope, Tensor) and t.slope.dim():
             self.side.count.index_add_(0, anchor, (t.slope > 0).long())
         else:
             self.side.count += each
@@ -208,11 +209,11 @@ class Sums:
 class _Listed:
     """Positives as a list of pairs, ordered by anchor and similarity. Shapes depend on the data: for the CPU."""
 
-    def __init__(self, loss: Loss, anchors: Tensor, rows: Tensor, pairing: Pairing, related: Related, side: Side) -> None:
+    def __init__(self, loss: Loss, anchors: Tensor, pairing: Pairing, side: Side, rows: list[Tensor], related: Related) -> None:
         self.loss, self.anchors, self.rows, self.pairing, self.related = loss, anchors, rows, pairing, related
         row, anchor = related.row[related.positive], related.anchor[related.positive]
         blocks = zip(anchor.split(1024), row.split(1024))  # gathered rows stay few
-        parts = [(anchors[a] * rows[r].to(anchors.dtype)).sum(1) for a, r in blocks]
+        parts = [(anchors[a] * _take(rows, r, anchors.dtype)).sum(1) for a, r in blocks]
         s = torch.cat(parts) if parts else anchors.new_zeros(0)
         order = s.argsort(stable=True)
         order = order[anchor[order].argsort(stable=True)]
@@ -264,7 +265,7 @@ class _Listed:
         if not bool(valid.all()):
             t = t.pick(valid)
         used, row = self.row[valid].unique(return_inverse=True)
-        p.add_list(t, self.anchor[valid], row, self.rows[used].to(self.anchors.dtype))
+        p.add_list(t, self.anchor[valid], row, _take(self.rows, used, self.anchors.dtype))
 
     def weights(self, S: Tensor, start: int, p: Side, n: Side, sum_scale: Tensor | float, lse_scale: Tensor | float) -> Tensor:
         """(T, m): the final weights of the positives in a tile."""
@@ -278,14 +279,13 @@ class _Listed:
 class _Masked:
     """Positives by mask, in passes of their own. All shapes are fixed: for other devices, and for many positives."""
 
-    def __init__(self, loss: Loss, anchors: Tensor, rows: Tensor, pairing: Pairing, side: Side, stats: bool) -> None:
-        self.loss, self.anchors, self.rows, self.pairing, self.side = loss, anchors, rows, pairing, side
+    def __init__(self, loss: Loss, anchors: Tensor, pairing: Pairing, side: Side, tiles: list[Tile], stats: bool) -> None:
+        self.loss, self.anchors, self.tiles, self.pairing, self.side = loss, anchors, tiles, pairing, side
         if not _needs_extremes(loss, side, stats):
             return
-        height = tile_height(anchors)
-        for start in range(0, len(rows), height):
-            S = rows[start : start + height].to(anchors.dtype) @ anchors.T
-            positive, _ = pairing.masks(start, start + height)
+        for start, tile, *_ in tiles:
+            S = tile.to(anchors.dtype) @ anchors.T
+            positive, _ = pairing.masks(start, start + len(tile))
             side.lowest = torch.minimum(side.lowest, S.masked_fill(~positive, torch.inf).amin(0))
             side.highest = torch.maximum(side.highest, S.masked_fill(~positive, -torch.inf).amax(0))
 
@@ -299,35 +299,34 @@ class _Masked:
         return t, positive if t.valid is None else positive & t.valid
 
     def add_to(self, p: Sums, n: Side) -> None:
-        height = tile_height(self.anchors)
-        for start in range(0, len(self.rows), height):
-            tile = self.rows[start : start + height].to(self.anchors.dtype)
+        for start, narrow, *_ in self.tiles:
+            tile = narrow.to(self.anchors.dtype)
             p.add_tile(*self._terms(tile @ self.anchors.T, start, n), tile)
 
     def weights(self, S: Tensor, start: int, p: Side, n: Side, sum_scale: Tensor | float, lse_scale: Tensor | float) -> Tensor:
         return pair_weights(*self._terms(S, start, n), p.lse, sum_scale, lse_scale)
 
 
-def _by_anchors(loss: Loss, anchors: Tensor, rows: Tensor, pairing: Pairing, row_gradient: bool) -> Result:
+def _by_anchors(loss: Loss, anchors: Tensor, tiles: list[Tile], pairing: Pairing, gradients: list[Tensor | None]) -> Result:
     """A few anchors at a time against all rows: for small problems, and for ranked positives that are too many to list."""
-    together, height = max(1, COLUMNS // max(1, len(rows))), tile_height(anchors)
+    together, m = max(1, COLUMNS // max(1, len(pairing.stamps))), len(anchors)
     parts = []
-    of_rows = torch.zeros_like(rows, dtype=anchors.dtype) if row_gradient else None
-    for start in range(0, len(anchors), together):
+    for start in range(0, m, together):
         cut = slice(start, start + together)
-        # a half-precision bank is widened tile by tile, never as a whole
-        S = torch.cat([tile.to(anchors.dtype) @ anchors[cut].T for tile in rows.split(height)])
+        products = [tile.rows.to(anchors.dtype) @ anchors[cut].T for tile in tiles]
+        S = torch.cat(products) if products else anchors[:0] @ anchors[cut].T
         pairs = whole(loss, S, *pairing.of_anchors(cut).masks())
         weights = pairs.negative_weights - pairs.positive_weights  # (M, g)
         gradient = torch.zeros_like(anchors[cut])
-        for tile, part in zip(rows.split(height), weights.split(height)):
-            gradient.addmm_(part.T, tile.to(anchors.dtype))
-        if of_rows is not None:
-            of_rows.addmm_(weights, anchors[cut])
+        for tile in tiles:
+            of_tile = weights[tile.start : tile.start + len(tile.rows)]
+            gradient.addmm_(of_tile.T, tile.rows.to(anchors.dtype))
+            if (total := gradients[tile.part]) is not None:
+                total[tile.cut].addmm_(of_tile, anchors[cut])
         parts.append((pairs.combined.loss, gradient, *statistics(pairs.combined.active, pairs.p, pairs.n)))
     losses, gradient, *extra = (torch.cat(column) for column in zip(*parts))
-    m = len(anchors)
-    return Result(losses.sum() / m, gradient / m, None if of_rows is None else of_rows / m, tuple(extra), None)
+    of_references, of_rows = [None, *(total if total is None else total.div_(m) for total in gradients)][-2:]
+    return Result(losses.sum() / m, gradient / m, of_rows, tuple(extra), None, of_references, extra[3])
 
 
 def _needs_extremes(loss: Loss, side: Side, stats: bool) -> bool:
@@ -350,3 +349,12 @@ def _gather(total: Tensor | None, rows: Tensor, row: Tensor, starts: Tensor, wei
     """The same for single pairs, ordered by anchor."""
     part = F.embedding_bag(row, rows, starts, mode="sum", per_sample_weights=weights).T
     return part if total is None else total.add_(part)
+
+
+def _take(parts: list[Tensor], index: Tensor, dtype: torch.dtype) -> Tensor:
+    """(n, D): single rows of the references and the others."""
+    if len(parts) == 1:
+        return parts[0][index].to(dtype)
+    r, taken = len(parts[0]), torch.empty((len(index), parts[0].shape[1]), dtype=dtype, device=index.device)
+    taken[index < r], taken[index >= r] = parts[0][index[index < r]].to(dtype), parts[1][index[index >= r] - r].to(dtype)
+    return taken

@@ -6,17 +6,23 @@ sum is Σ weight·v_j, that of a log-sum-exp is Σ e^{logit − lse}·slope·v_j
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
+
+from xbm.errors import InputError
 
 # Expands a per-anchor tensor to the pairs at hand: `x[anchor_of_pair]` for a list of pairs, `x` itself for a (T, m) tile.
 Expand = Callable[[Tensor], Tensor]
 
 
 class Terms(NamedTuple):
-    """What each pair of one side contributes, elementwise. Weights and slopes are absolute values of derivatives in S."""
+    """What each pair of one side contributes, elementwise. Weights and slopes are absolute values of derivatives in S.
+
+    A weight or slope that is the same for all pairs is a number, or a tensor without dimensions if it is learned.
+    """
 
     value: Tensor | None = None  # enters the side's sum
     weight: Tensor | float = 0.0  # |∂value/∂S|
@@ -27,7 +33,7 @@ class Terms(NamedTuple):
 
     def pick(self, which: Tensor) -> "Terms":
         """The terms of some pairs of a list."""
-        parts: list[Any] = [x[which] if isinstance(x, Tensor) else x for x in self]
+        parts: list[Any] = [x[which] if isinstance(x, Tensor) and x.dim() else x for x in self]
         return Terms(*parts)
 
 
@@ -69,6 +75,41 @@ class Result(NamedTuple):
     row_gradient: Tensor | None  # (M, D), in the rows
     statistics: tuple[Tensor, ...]  # five of (m,): see `PairStats`; empty if not requested
     unsound: Tensor | None  # (), anchors that had to be skipped; None if they were checked before
+    reference_gradient: Tensor | None = None  # (r, D), in the references
+    easiest: Tensor | None = None  # (m,), the easiest positive's similarity, where it is known without statistics
+
+    @property
+    def easiest_positive(self) -> Tensor | None:
+        """(m,): the easiest positive's similarity, -inf where there is none; None if it is not known."""
+        return self.statistics[3] if self.statistics else self.easiest
+
+
+@dataclass
+class PairStats:
+    """Statistics of each anchor's pairs, as device tensors of shape (m,); also by name: `stats["valid_negatives"]`."""
+
+    valid_positives: Tensor
+    valid_negatives: Tensor
+    hardest_negative: Tensor  # largest similarity among the negatives, -inf if there are none
+    easiest_positive: Tensor  # largest similarity among the positives, -inf if there are none
+    hardest_positive: Tensor  # smallest similarity among the positives, +inf if there are none
+    unsound: Tensor  # (), anchors that were skipped
+
+    def __getitem__(self, name: str) -> Tensor:
+        return getattr(self, name)
+
+    def read(self) -> dict[str, Tensor]:
+        """Copies the statistics to the host.
+
+        Raises:
+            InputError: if an anchor was unsound on a device where the call could not raise; it contributed nothing.
+        """
+        if bad := int(self.unsound):
+            raise InputError(
+                f"{bad} anchors were skipped because they are not finite, are not of unit length, have a negative id, or "
+                "(without ids) are not the rows enqueued last"
+            )
+        return {field.name: getattr(self, field.name).cpu() for field in fields(self) if field.name != "unsound"}
 
 
 class Loss(Protocol):
@@ -95,3 +136,25 @@ class Shards(Protocol):
     def maximum(self, x: Tensor, why: str) -> Tensor: ...
     def sum(self, x: Tensor, why: str) -> Tensor: ...
     def everyone(self, x: Tensor, why: str) -> list[Tensor]: ...
+
+
+# ------------------------------------------------------------------ arithmetic that several losses use
+
+
+def balance(pull: Tensor, push: Tensor) -> Tensor:
+    """(m,): the factor for an anchor's negatives with which their weights add up to at most its positives'.
+
+    An anchor without positives counts as one with a single pair of weight 1, so its negatives still contribute.
+    """
+    return (pull.clamp(min=1) / push.clamp(min=1)).clamp(max=1)
+
+
+def masked_lse(logits: Tensor, mask: Tensor) -> Tensor:
+    """log Σ e^logit over the marked entries of each row, -inf (and no gradient) where there are none."""
+    some = mask.any(1)
+    return torch.where(some, logits.where(mask | ~some[:, None], -torch.inf).logsumexp(1), -torch.inf)
+
+
+def softplus(x: Tensor) -> Tensor:
+    """log(1 + e^x), exact everywhere: torch's own is linear from 20 on."""
+    return torch.logaddexp(x, torch.zeros((), dtype=x.dtype, device=x.device))

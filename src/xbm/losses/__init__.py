@@ -1,6 +1,6 @@
 """Pair-weighted losses, one per file. Each states its weights w_ij and its one-pass form."""
 
-from xbm.engine.terms import Combined, Expand, Side, Terms
+from xbm.engine.terms import Combined, Expand, PairStats, Side, Terms
 from xbm.losses.circle import CircleLoss
 from xbm.losses.contrastive import ContrastiveLoss
 from xbm.losses.lifted_structure import LiftedStructureLoss
@@ -8,7 +8,7 @@ from xbm.losses.margin import MarginLoss
 from xbm.losses.metric_learning import MetricLearningLoss
 from xbm.losses.multi_similarity import MultiSimilarityLoss
 from xbm.losses.n_pairs import NPairsLoss
-from xbm.losses.pair import REDUCTIONS, PairLoss, PairStats
+from xbm.losses.pair import REDUCTIONS, PairLoss
 from xbm.losses.sup_con import SupConLoss
 from xbm.losses.triplet import TripletLoss
 

@@ -4,8 +4,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from xbm.engine.terms import Expand, Side, Terms
-from xbm.losses.pair import PairLoss, balance
+from xbm.engine.terms import Expand, Side, Terms, balance
+from xbm.losses.pair import PairLoss
 
 
 class ContrastiveLoss(PairLoss):

@@ -5,8 +5,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from xbm.engine.terms import Expand, Side, Terms
-from xbm.losses.pair import PairLoss, balance
+from xbm.engine.terms import Expand, Side, Terms, balance
+from xbm.losses.pair import PairLoss
 
 NEAREST = 1e-4  # d is kept this far from 0, where √ has no derivative
 

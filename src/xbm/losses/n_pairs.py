@@ -5,8 +5,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from xbm.engine.terms import Combined, Expand, Side, Terms
-from xbm.losses.pair import PairLoss, masked_lse, softplus
+from xbm.engine.terms import Combined, Expand, Side, Terms, masked_lse, softplus
+from xbm.losses.pair import PairLoss
 
 
 class NPairsLoss(PairLoss):

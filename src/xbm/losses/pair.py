@@ -1,25 +1,25 @@
 """What all pair-weighted losses share: the call, its one autograd node, and the weights of the GPW framework (Eq. 1)."""
 
-import math
-import numbers
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from xbm.checks import check_memory, plain_number
 from xbm.engine import dense, streaming
-from xbm.engine.graph_node import new_handle, one_pass_node
-from xbm.engine.pairing import EXCLUDES, Pairing, pair
-from xbm.engine.terms import Combined, Expand, Result, Side, Terms
+from xbm.engine.graph_node import new_handle, one_pass_node, temperature_gradient
+from xbm.engine.pairing import EXCLUDES, Pairing, check_references, pair
+from xbm.engine.terms import Combined, Expand, PairStats, Result, Side, Terms, balance
 from xbm.errors import InputError, unknown
-from xbm.kernels import HAS_TRITON, INTERPRETED, has_kernels
+from xbm.kernels import HAS_TRITON, INTERPRETED, has_kernels, lacks
+from xbm.losses.missing_positives import MissingPositives
 from xbm.memory import CrossBatchMemory
 
 REDUCTIONS = ("sum", "mean", "balanced")
 ENGINES = ("auto", "reference", "streaming", "triton")
+UNSTATED = "the loss must state `dense`, `negative` and `positive`"  # on every engine: statistics use the latter two
 CHOICES = {"reduction": REDUCTIONS, "engine": ENGINES, "exclude": (None, *EXCLUDES)}
 
 
@@ -35,7 +35,8 @@ class PairLoss(nn.Module):
             scaled down so that their total weight does not exceed that of the positives.
         engine: "auto", "reference", "streaming" or "triton".
         exclude: which rows are the anchor itself. "instance": every row with the anchor's id (requires ids, and is the default
-            if they are given). "copy": only the newest row of the anchor's image; older ones count as positives.
+            if they are given). "copy": only the newest row of the anchor's image; older ones count as positives. "none": no
+            row, the default with references.
     """
 
     name: ClassVar[str]
@@ -43,18 +44,21 @@ class PairLoss(nn.Module):
     ranks_positives: ClassVar[bool] = False
     one_reduction: ClassVar[bool] = False  # whether all reductions give the same loss
     ignores_extremes: ClassVar[bool] = False  # whether `negative` uses no extremes; holds for the class that states this
+    log_temperature: nn.Parameter | None  # learned by a loss of S/τ
     kernel: ClassVar[str | None] = None  # the Triton kernel that implements the formulas of the class that states this
 
     def __init__(self, reduction: str = "sum", engine: str = "auto", exclude: str | None = None) -> None:
         super().__init__()
         self.reduction, self.engine, self.exclude = reduction, engine, exclude
         self.handle = new_handle(self)
+        self.missing_positives = MissingPositives()
+        self.register_parameter("log_temperature", None)
 
     # ---------------------------------------------------------------- the formula, stated by each loss
 
     def dense(self, S: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
         """(m,): the loss of each anchor from the similarity matrix S (m, M) and the masks of its pairs."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__}: {UNSTATED}")
 
     def floor(self, p: Side) -> Tensor | float:
         """The similarity above which a negative is valid."""
@@ -62,11 +66,11 @@ class PairLoss(nn.Module):
 
     def negative(self, s: Tensor, p: Side, expand: Expand) -> Terms:
         """What valid negatives contribute, given the extremes (and ranks) of the positives."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__}: {UNSTATED}")
 
     def positive(self, s: Tensor, n: Side, expand: Expand) -> Terms:
         """What positives contribute, given the complete negative side."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__}: {UNSTATED}")
 
     def combine(self, p: Side, n: Side) -> Combined:
         """The loss of each anchor and the coefficients of its gradient sums; by default the two sides are added."""
@@ -86,55 +90,87 @@ class PairLoss(nn.Module):
         memory: CrossBatchMemory | None = None,
         *,
         ids: Tensor | None = None,
+        references: Tensor | None = None,
+        reference_labels: Tensor | None = None,
+        reference_ids: Tensor | None = None,
         exclude: str | None = None,
         return_stats: bool = False,
-    ) -> Tensor | tuple[Tensor, "PairStats"]:
-        """The loss of the anchors against the memory's rows or, without a memory, against each other.
+    ) -> Tensor | tuple[Tensor, PairStats]:
+        """The loss of the anchors against the references and the memory's rows or, without either, against each other.
+
+        With references and a memory, a memory row that is also a reference counts once: with ids, every row whose id is among
+        `reference_ids` is left out; without ids, the rows of the latest enqueue are, if they equal the references. The keys of
+        a `MomentumEncoder` do not equal them: with such keys, pass ids, or the batch counts twice.
+
+        Queries against documents only are one such call: pass the queries as anchors, the documents as references and a memory
+        of documents. `TwoTowerLoss` makes this call in both directions.
 
         Args:
             anchors: (m, D), unit rows.
             labels: (m,), integers.
             memory: the rows to compare with.
             ids: (m,), the instance (for example the image) that each anchor comes from.
+            references: (r, D), unit rows: live rows on the other side, such as the documents of a batch of queries. They get
+                a gradient too; to train them against a memory, see `xbm.two_tower_loss.against_memory`.
+            reference_labels: (r,); by default those of the anchors.
+            reference_ids: (r,); by default those of the anchors.
             exclude: overrides the loss's own `exclude`.
             return_stats: whether to return the statistics of the pairs too.
 
         Raises:
             InputError: if an argument is invalid.
+
+        Example:
+            >>> from xbm import SupConLoss
+            >>> queries, documents = torch.eye(3, 4), torch.eye(3, 4).roll(1, 0).requires_grad_()
+            >>> loss = SupConLoss(temperature=1.0)(queries, torch.arange(3), references=documents)
+            >>> logits = queries @ documents.T
+            >>> torch.allclose(loss, torch.nn.functional.cross_entropy(logits, torch.arange(3)))
+            True
         """
-        engine = self._choose_engine(anchors, anchors if memory is None else memory.rows)
-        pairing = pair(anchors, labels, memory, ids, exclude or self.exclude, inspect=engine in (dense, streaming))
+        check_memory(memory)
+        engine = self._choose_engine(anchors, memory, references)
+        other = check_references(anchors, labels, ids, references, reference_labels, reference_ids)
+        exclude = self.exclude if exclude is None else exclude
+        pairing = pair(anchors, labels, memory, ids, exclude, engine in (dense, streaming), other)
         if len(pairing.labels) == 0:
             counts, extremes = pairing.labels.new_zeros(2, 0), anchors.new_zeros(3, 0)
-            parts: tuple[Tensor, ...] = (anchors.sum() * 0, *counts, *extremes, counts.sum())
+            nothing = [leaf.sum() * 0 for leaf in (anchors, references, self.log_temperature) if leaf is not None]
+            parts: tuple[Tensor, ...] = (torch.stack(nothing).sum(), *counts, *extremes, counts.sum())
         elif engine is dense:
-            parts = dense.reference(self, anchors, pairing, return_stats)
+            parts = dense.reference(self, anchors, pairing, True)
+            self.missing_positives.look(pairing, parts[4])
         else:
             # in a batch, the kernels add the gradients of the anchors' two roles; elsewhere autograd does
             rows = None if pairing.in_batch and engine is not streaming else pairing.rows
+            learned = None if self.log_temperature is None else self.bounded(self.log_temperature)
+            leaves = (anchors, rows, pairing.references, learned)
             grad = torch.is_grad_enabled()
-            wanted = (grad and anchors.requires_grad, grad and rows is not None and rows.requires_grad)
+            wanted = [grad and leaf is not None and leaf.requires_grad for leaf in leaves]
             if torch.compiler.is_compiling():
-                value, _, _, *statistics = one_pass_node(
-                    self, anchors, rows, pairing, engine is not streaming, *wanted, return_stats
+                value, _, _, _, _, *statistics = one_pass_node(
+                    self, leaves, pairing, engine is not streaming, wanted, return_stats
                 )
                 parts = (value, *statistics)
             else:
-                parts = OnePass.apply(anchors, rows, pairing, self, engine, wanted, return_stats)
+                parts = OnePass.apply(*leaves, pairing, self, engine, wanted, return_stats)
         if not return_stats:
             return parts[0]
         loss, positives, negatives, hardest, easiest_positive, hardest_positive, *unsound = parts
         skipped = unsound[0] if pairing.sound is None else (~pairing.sound).sum()
+        if references is not None:
+            skipped = skipped + (pairing.stamps[: len(references)] < 0).sum()
         return loss, PairStats(positives, negatives, hardest, easiest_positive, hardest_positive, skipped)
 
     def with_gradient(
         self, anchors: Tensor, labels: Tensor, memory: CrossBatchMemory | None = None, *,
-        ids: Tensor | None = None, exclude: str | None = None,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        ids: Tensor | None = None, references: Tensor | None = None, reference_labels: Tensor | None = None,
+        reference_ids: Tensor | None = None, exclude: str | None = None,
+    ) -> tuple[Tensor, ...]:  # fmt: skip
         """The loss and its gradient with respect to the anchors, as plain tensors: continue with `anchors.backward(gradient)`.
 
-        This equals calling the loss and then `loss.backward()`, without the CPU overhead of autograd, which exceeds the time of
-        the kernels on a GPU.
+        With references, their gradient is the third value. This equals calling the loss and then `loss.backward()`, without
+        the CPU overhead of autograd, which exceeds the time of the kernels on a GPU.
 
         Example:
             >>> from xbm import ContrastiveLoss
@@ -145,29 +181,49 @@ class PairLoss(nn.Module):
             (0.5, True)
 
         Raises:
-            InputError: if an argument is invalid, or if the memory's rows have a gradient of their own.
+            InputError: if an argument is invalid, or if the memory's rows or a learned temperature need a gradient too.
         """
+        check_memory(memory)
         if memory is not None and memory.rows.requires_grad:
             raise InputError(
                 f"with_gradient does not support update={memory.update!r}, whose rows need a gradient too: use backward()"
             )
         self.refuse_parameters()
-        leaf = anchors.detach()
-        engine = self._choose_engine(leaf, leaf if memory is None else memory.rows)
+        if self.log_temperature is not None and self.log_temperature.requires_grad:
+            raise InputError("with_gradient does not return the gradient of a learned temperature: use backward()")
+        leaf, live = anchors.detach(), None if references is None else references.detach()
+        engine = self._choose_engine(leaf, memory, live)
         if engine is dense or len(leaf) == 0:
             with torch.enable_grad():
-                value = self(leaf.requires_grad_(), labels, memory, ids=ids, exclude=exclude)
-                return value.detach(), *torch.autograd.grad(value, leaf)
-        pairing = pair(leaf, labels, memory, ids, exclude or self.exclude, inspect=engine in (dense, streaming))
-        kernels = engine is not streaming
+                inputs = [x.requires_grad_() for x in (leaf, live) if x is not None]
+                value = self(
+                    leaf, labels, memory, ids=ids, references=live, reference_labels=reference_labels,
+                    reference_ids=reference_ids, exclude=exclude,
+                )  # fmt: skip
+                return value.detach(), *torch.autograd.grad(value, inputs)
+        other = check_references(leaf, labels, ids, live, reference_labels, reference_ids)
+        exclude = self.exclude if exclude is None else exclude
+        pairing = pair(leaf, labels, memory, ids, exclude, engine is streaming, other)
+        kernels, twice = engine is not streaming, pairing.references is not None
         both = pairing.in_batch and not kernels  # the kernels add the gradients of the anchors' two roles themselves
+        of_rows = both or (live is not None and not twice)
         with torch.no_grad():
             if torch.compiler.is_compiling():
                 rows = None if pairing.in_batch and kernels else pairing.rows
-                value, gradient, of_rows, *_ = one_pass_node(self, leaf, rows, pairing, kernels, True, both, False)
+                leaves = (leaf, rows, pairing.references, None)
+                value, *gradients = one_pass_node(self, leaves, pairing, kernels, (True, of_rows, twice, False), False)[:4]
             else:
-                value, gradient, of_rows, *_ = engine.compare(self, leaf, pairing, True, both, False)
-            return value, (gradient + of_rows if both else gradient).to(leaf.dtype)
+                watch = self.missing_positives
+                result = engine.compare(
+                    self, leaf, pairing, True, of_rows, leaf.is_cuda and watch.due(), reference_gradient=twice
+                )
+                watch.look(pairing, result.easiest_positive)
+                value, gradients = result.loss, [result.gradient, result.row_gradient, result.reference_gradient]
+            if both:
+                return value, (gradients[0] + gradients[1]).to(leaf.dtype)
+            if live is None:
+                return value, gradients[0].to(leaf.dtype)
+            return value, gradients[0].to(leaf.dtype), gradients[2 if twice else 1].to(live.dtype)
 
     def weights(self, S: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
         """The paper's w_ij: m·∂L/∂S_ij for negatives, −m·∂L/∂S_ij for positives, 0 elsewhere.
@@ -187,7 +243,11 @@ class PairLoss(nn.Module):
 
     # ---------------------------------------------------------------- how a call is carried out
 
-    def _choose_engine(self, anchors: Tensor, rows: Tensor) -> ModuleType:
+    def bounded(self, log_temperature: Tensor) -> Tensor:
+        """A learned log τ within its bounds. The engines return its gradient for a loss that depends on S/τ only."""
+        return log_temperature
+
+    def _choose_engine(self, anchors: Tensor, memory: CrossBatchMemory | None, references: Tensor | None) -> ModuleType:
         """The module that runs: on a GPU the kernels, if there is one for this loss; otherwise the streaming engine.
 
         `streaming` and `triton` both have `compare(loss, anchors, pairing, gradient, row_gradient, stats) -> Result`.
@@ -199,16 +259,17 @@ class PairLoss(nn.Module):
             if has_kernels(anchors.device) or (self.engine == "triton" and HAS_TRITON and INTERPRETED):
                 from xbm.engine import triton
 
-                if triton.supports(self, anchors, rows):
+                if triton.supports(self, anchors, None if memory is None else memory.rows, references):
                     return triton
             elif self.engine == "triton":
-                raise InputError('engine="triton" requires an NVIDIA GPU of compute capability 8.0 or later: use engine="auto"')
+                raise InputError(f'engine="triton" needs {lacks(anchors.device)}: use engine="auto"')
         return streaming
 
     def refuse_parameters(self) -> None:
         """Raises if a subclass has parameters to train, which only autograd on the reference engine differentiates."""
-        if self._parameters or self._modules:
-            trained = [name for name, parameter in self.named_parameters() if parameter.requires_grad]
+        if len(self._parameters) > 1 or self._modules:
+            named = self.named_parameters()
+            trained = [name for name, parameter in named if parameter.requires_grad and name != "log_temperature"]
             if trained:
                 raise InputError(
                     f"{type(self).__name__} has parameters ({', '.join(trained)}) that only a call of the loss with "
@@ -217,7 +278,7 @@ class PairLoss(nn.Module):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in type(self).hyperparameters:
-            value = _plain(name, value, type(self).hyperparameters[name])
+            value = plain_number(name, value, type(self).hyperparameters[name])
         elif name in CHOICES and value not in CHOICES[name]:
             raise unknown(name, value, [choice for choice in CHOICES[name] if choice is not None])
         super().__setattr__(name, value)
@@ -232,21 +293,6 @@ class PairLoss(nn.Module):
         return replica
 
 
-def _plain(name: str, value: Any, kind: type) -> float | bool:
-    """The value of a hyper-parameter as a plain number: engines and kernels compute with nothing else."""
-    if isinstance(value, Tensor):
-        if value.requires_grad or value.numel() != 1:
-            raise InputError(f"{name} must be a plain number, got a tensor that is trained or has several elements")
-        value = value.item()
-    if kind is bool:
-        if isinstance(value, bool) or type(value).__name__ in ("bool_", "bool"):
-            return bool(value)
-        raise InputError(f"{name} must be True or False, got {value!r}")
-    if not isinstance(value, numbers.Real) or isinstance(value, bool) or not math.isfinite(value):
-        raise InputError(f"{name} must be a finite number, got {value!r}")
-    return float(value)
-
-
 class OnePass(torch.autograd.Function):
     """A one-pass engine as an autograd node: the gradients are computed with the value."""
 
@@ -255,20 +301,33 @@ class OnePass(torch.autograd.Function):
         ctx: Any,
         anchors: Tensor,
         rows: Tensor | None,
+        references: Tensor | None,
+        log_temperature: Tensor | None,
         pairing: Pairing,
         loss: PairLoss,
         engine: Any,
-        wanted: tuple[bool, bool],
+        wanted: Sequence[bool],
         stats: bool,
     ) -> tuple[Tensor, ...]:
-        result: Result = engine.compare(loss, anchors, pairing, *wanted, stats)
+        watch = loss.missing_positives
+        result: Result = engine.compare(
+            loss, anchors, pairing, *wanted[:2], stats or (anchors.is_cuda and watch.due()), reference_gradient=wanted[2]
+        )
+        watch.look(pairing, result.easiest_positive)
         # neither inputs nor outputs, so they need not be saved the slow way
         # contiguous, because sums over another layout, later in the backward pass, differ in their last bit
         ctx.gradients = (
             result.gradient.contiguous(),
             None if result.row_gradient is None else result.row_gradient.to(pairing.rows.dtype),
+            None if result.reference_gradient is None or references is None else result.reference_gradient.to(references.dtype),
+            temperature_gradient(anchors, result.gradient, rows is None) if wanted[3] else None,
         )
-        ctx.types = anchors.dtype, pairing.rows.dtype
+        ctx.types = (
+            anchors.dtype,
+            pairing.rows.dtype,
+            None if references is None else references.dtype,
+            None if log_temperature is None else log_temperature.dtype,
+        )
         if not stats:
             return (result.loss,)
         ctx.set_materialize_grads(False)
@@ -279,7 +338,7 @@ class OnePass(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, upstream: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
         if upstream is None:
-            return (None,) * 7
+            return (None,) * 9
         if torch.is_grad_enabled():
             raise InputError('this engine has no second derivatives: build the loss with engine="reference"')
         gradients = [
@@ -290,53 +349,3 @@ class OnePass(torch.autograd.Function):
             for gradient, dtype, needed in zip(ctx.gradients, ctx.types, ctx.needs_input_grad)
         ]
         return (*gradients, *[None] * 5)
-
-
-@dataclass
-class PairStats:
-    """Statistics of each anchor's pairs, as device tensors of shape (m,); also by name: `stats["valid_negatives"]`."""
-
-    valid_positives: Tensor
-    valid_negatives: Tensor
-    hardest_negative: Tensor  # largest similarity among the negatives, -inf if there are none
-    easiest_positive: Tensor  # largest similarity among the positives, -inf if there are none
-    hardest_positive: Tensor  # smallest similarity among the positives, +inf if there are none
-    unsound: Tensor  # (), anchors that were skipped
-
-    def __getitem__(self, name: str) -> Tensor:
-        return getattr(self, name)
-
-    def read(self) -> dict[str, Tensor]:
-        """Copies the statistics to the host.
-
-        Raises:
-            InputError: if an anchor was unsound on a device where the call could not raise; it contributed nothing.
-        """
-        if bad := int(self.unsound):
-            raise InputError(
-                f"{bad} anchors were skipped because they are not finite, are not of unit length, have a negative id, or "
-                "(without ids) are not the rows enqueued last"
-            )
-        return {field.name: getattr(self, field.name).cpu() for field in fields(self) if field.name != "unsound"}
-
-
-# ------------------------------------------------------------------ arithmetic that several losses use
-
-
-def balance(pull: Tensor, push: Tensor) -> Tensor:
-    """(m,): the factor for an anchor's negatives with which their weights add up to at most its positives'.
-
-    An anchor without positives counts as one with a single pair of weight 1, so its negatives still contribute.
-    """
-    return (pull.clamp(min=1) / push.clamp(min=1)).clamp(max=1)
-
-
-def masked_lse(logits: Tensor, mask: Tensor) -> Tensor:
-    """log Σ e^logit over the marked entries of each row, -inf (and no gradient) where there are none."""
-    some = mask.any(1)
-    return torch.where(some, logits.where(mask | ~some[:, None], -torch.inf).logsumexp(1), -torch.inf)
-
-
-def softplus(x: Tensor) -> Tensor:
-    """log(1 + e^x), exact everywhere: torch's own is linear from 20 on."""
-    return torch.logaddexp(x, torch.zeros((), dtype=x.dtype, device=x.device))

@@ -1,12 +1,16 @@
 """The supervised contrastive loss (Khosla et al. 2020), the form with the sum outside the logarithm."""
 
-from typing import ClassVar
+import math
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from xbm.engine.terms import Combined, Expand, Side, Terms
-from xbm.losses.pair import PairLoss, masked_lse
+from xbm.engine.terms import Combined, Expand, Side, Terms, masked_lse
+from xbm.errors import InputError
+from xbm.losses.pair import PairLoss
+
+LOWEST = math.log(0.01)  # of a learned log τ
 
 
 class SupConLoss(PairLoss):
@@ -18,6 +22,15 @@ class SupConLoss(PairLoss):
 
     Args:
         temperature: τ.
+        learn_temperature: whether τ is trained: `log_temperature` is then among the parameters, to be passed to the optimizer
+            without weight decay. τ stays at 0.01 or above, which is where CLIP stops too.
+
+    Example:
+        >>> loss_fn = SupConLoss(temperature=0.07, learn_temperature=True)
+        >>> v, labels = torch.eye(4)[[0, 0, 1, 2]].requires_grad_(), torch.tensor([0, 0, 1, 1])
+        >>> loss_fn(v, labels).backward()
+        >>> loss_fn.log_temperature.grad is not None, round(float(loss_fn.temperature), 4)
+        (True, 0.07)
     """
 
     name = "sup_con"
@@ -29,15 +42,37 @@ class SupConLoss(PairLoss):
         self,
         temperature: float = 0.1,
         *,
+        learn_temperature: bool = False,
         reduction: str = "sum",
         engine: str = "auto",
         exclude: str | None = None,
     ) -> None:
         super().__init__(reduction, engine, exclude)
         self.temperature = temperature
+        if learn_temperature:
+            self.log_temperature = nn.Parameter(torch.tensor(_log_of(self._temperature)))
+
+    @property
+    def temperature(self) -> float | Tensor:
+        """τ; a tensor without gradient if it is learned. Assigning to it sets the learned value."""
+        learned = self.log_temperature
+        return self._temperature if learned is None else learned.detach().clamp(min=LOWEST).exp()
+
+    @temperature.setter
+    def temperature(self, value: float) -> None:
+        if not value > 0:
+            raise InputError(f"temperature must be positive, got {value}")
+        self._temperature = value
+        if self.log_temperature is not None:
+            with torch.no_grad():
+                self.log_temperature.fill_(_log_of(value))
+
+    def bounded(self, log_temperature: Tensor) -> Tensor:
+        return _Bounded.apply(log_temperature)
 
     def dense(self, S: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
-        logits = S / self.temperature
+        learned = self.log_temperature
+        logits = S / (self._temperature if learned is None else self.bounded(learned).exp())
         mean = (logits * positive).sum(1) / positive.sum(1).clamp(min=1)
         return torch.where(positive.any(1), masked_lse(logits, positive | negative) - mean, 0)
 
@@ -59,3 +94,23 @@ class SupConLoss(PairLoss):
             negative_lse=torch.where(active, (n.lse - everything).exp(), 0),
             active=active,
         )
+
+
+def _log_of(temperature: float) -> float:
+    if not temperature >= 0.01:
+        raise InputError(f"a learned temperature must be at least 0.01, got {temperature}")
+    return math.log(temperature)
+
+
+class _Bounded(torch.autograd.Function):
+    """max(x, LOWEST). Below the bound only a gradient that leads back passes, so that x neither drifts away nor is stuck."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.clamp(min=LOWEST)
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return torch.where((x >= LOWEST) | (upstream < 0), upstream, 0)

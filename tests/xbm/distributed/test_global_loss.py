@@ -1,12 +1,16 @@
 """Losses, gradients and banks of 1 to 4 processes, held against those of a single one on the same global batches."""
 
+from typing import Any
+
 import pytest
 import torch
+import torch.distributed as dist
+import torch.nn.functional as F
 
 from tests.known import NAMES
-from tests.worlds import Played, Scene, joined, on_ranks, play_all, play_embeddings, play_net, scenes
-from xbm import ContrastiveLoss, CrossBatchMemory, InputError
-from xbm.distributed import GlobalLoss, ReplicatedMemory, ShardedMemory
+from tests.worlds import MEMORIES, Played, Scene, joined, on_ranks, play_all, play_embeddings, play_net, scenes
+from xbm import ContrastiveLoss, CrossBatchMemory, InputError, SupConLoss
+from xbm.distributed import GlobalLoss, Ranks, ReplicatedMemory, ShardedMemory
 
 
 def hold_against_one(all_scenes: list[Scene], world: int) -> None:
@@ -94,3 +98,76 @@ def test_what_does_not_fit_several_processes_is_refused(kind):
         loss_fn(v, labels, CrossBatchMemory(4, 2), ids=labels)
     with pytest.raises(InputError, match="pair loss of xbm"):
         GlobalLoss(torch.nn.MSELoss())
+
+
+# ------------------------------------------------------------------ references, and a learned temperature
+
+
+def play_pairs(world: int, mode: str, exclude: str | None, update: str) -> dict:
+    """Given anchors and references with unequal splits, against a memory; gradients as a single process would have them."""
+    loss_fn: Any = SupConLoss(0.3, learn_temperature=True).double()
+    log_temperature = loss_fn.log_temperature
+    memory: Any = CrossBatchMemory(23, 5, update, dtype=torch.float64, alpha=0.5)
+    rank = dist.get_rank() if world else 0
+    if world:
+        ranks = Ranks()
+        loss_fn = GlobalLoss(loss_fn, ranks)
+        memory = None
+        if mode != "batch":
+            memory = MEMORIES[mode](23, 5, update, dtype=torch.float64, alpha=0.5, ranks=ranks)
+    elif mode == "batch":
+        memory = None
+    results: dict[str, Any] = {"loss": [], "anchors": [], "references": [], "negatives": [], "temperature": []}
+    for k, (a, b) in enumerate([([4, 3, 2], [2, 2, 2]), ([0, 9, 0], [1, 0, 5]), ([3, 3, 3], [6, 0, 0])]):
+        draw = torch.Generator().manual_seed(k)
+        v, d = (F.normalize(torch.randn(n, 5, dtype=torch.float64, generator=draw)) for n in (9, 6))
+        ids, d_ids = torch.randperm(12, generator=draw)[:9], torch.randperm(12, generator=draw)[:6]
+        if world:
+            a, b = ([*x[: world - 1], sum(x[world - 1 :])] for x in (a, b))
+            v, ids = (x.split(a)[rank] for x in (v, ids))
+            d, d_ids = (x.split(b)[rank] for x in (d, d_ids))
+        labels, d_labels = ids % 4, d_ids % 4
+        v, d = v.clone().requires_grad_(), d.clone().requires_grad_()
+        log_temperature.grad = None
+        loss, stats = loss_fn(
+            v, labels, memory, ids=ids, references=d, reference_labels=d_labels, reference_ids=d_ids, exclude=exclude,
+            return_stats=True,
+        )  # fmt: skip
+        loss.backward()
+        if memory is not None:
+            memory.step()
+            memory.enqueue(d.detach(), d_labels, d_ids)
+        results["loss"].append(loss.item())
+        results["anchors"].append(v.grad / max(1, world))
+        results["references"].append(d.grad / max(1, world))
+        results["negatives"].append(stats.valid_negatives)
+        results["temperature"].append(log_temperature.grad.item())
+    results["rows"] = None if memory is None else memory.state_dict().get("rows")
+    return results
+
+
+PAIRS = [
+    ("batch", None, "queue"), ("batch", "instance", "queue"), ("replicated", None, "queue"), ("replicated", "copy", "queue"),
+    ("replicated", None, "backprop"), ("sharded", None, "queue"), ("sharded", "copy", "queue"),
+    ("sharded", "instance", "queue"),
+    ("sharded", "instance", "moving_average"), ("sharded", "copy", "backprop"), ("sharded", None, "backprop"),
+]  # fmt: skip
+
+
+def play_all_pairs(world: int) -> list[dict]:
+    return [play_pairs(world, *case) for case in PAIRS]
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_references_of_all_ranks_are_those_of_one_process(world):
+    ranks = on_ranks(world, play_all_pairs, world)
+    for number, case in enumerate(PAIRS):
+        alone, several = play_pairs(0, *case), [rank[number] for rank in ranks]
+        for each in several:
+            assert each["loss"] == pytest.approx(alone["loss"], rel=1e-10), case
+            assert each["temperature"] == pytest.approx(alone["temperature"], rel=1e-9), case
+        for name in ("anchors", "references", "negatives"):
+            for mine, theirs in zip(joined([each[name] for each in several]), alone[name]):
+                torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-12, msg=lambda m, c=case: f"{c}: {m}")
+        if alone["rows"] is not None:
+            torch.testing.assert_close(several[0]["rows"], alone["rows"], rtol=1e-9, atol=1e-12)

@@ -17,19 +17,26 @@ from xbm.memory import newest_copies
 LIVE = []  # losses are found by handle only as long as somebody holds them
 
 
-def inputs(name="contrastive", self_by="id", row_gradient=True, dtype=torch.float64, stored=None):
+OPTIONS = {"contrastive": {"margin": -0.4}, "sup_con": {"learn_temperature": True}}
+
+
+def inputs(name="contrastive", self_by="id", row_gradient=True, dtype=torch.float64, stored=None, live=0):
+    """The first `live` rows are references; sup_con learns its temperature."""
     anchors, p = pairing(M=31, self_by=self_by, dtype=dtype)
-    rows = p.rows.to(stored or dtype).requires_grad_(row_gradient)
-    loss_fn = LOSSES[name](**({"margin": -0.4} if name == "contrastive" else {}))
+    rows = p.rows[live:].to(stored or dtype).requires_grad_(row_gradient)
+    references = p.rows[:live].clone().requires_grad_() if live else None
+    loss_fn = LOSSES[name](**OPTIONS.get(name, {}))
     LIVE.append(loss_fn)
-    tensors = (anchors.requires_grad_(), rows, p.row_labels, p.stamps, p.labels, p.sound, p.ids, p.row_ids, p.own, None, None)
-    return [*tensors, False, loss_fn.handle, False, True, row_gradient, True]
+    tensors = (anchors.requires_grad_(), rows, references, loss_fn.log_temperature)
+    tensors += (p.row_labels, p.stamps, p.labels, p.sound, p.ids, p.row_ids, p.own, None, None)
+    return [*tensors, False, loss_fn.handle, False, [True, row_gradient, live > 0, name == "sup_con"], True]
 
 
 @pytest.mark.parametrize("name", ["contrastive", "triplet", "sup_con"])  # a sum, ranks, a sum and a log-sum-exp
 @pytest.mark.parametrize("self_by", ["id", "slot"])
-def test_one_pass_is_a_sound_operator(name, self_by):
-    opcheck(one_pass, inputs(name, self_by))
+@pytest.mark.parametrize("live", [0, 6])
+def test_one_pass_is_a_sound_operator(name, self_by, live):
+    opcheck(one_pass, inputs(name, self_by, live=live))
 
 
 @pytest.mark.parametrize(
@@ -44,7 +51,7 @@ def test_one_pass_is_a_sound_operator_for_half_anchors_and_banks(dtype, stored, 
 @pytest.mark.parametrize("row_gradient", [True, False])
 @pytest.mark.parametrize("name", NAMES)
 def test_fake_outputs_have_the_shape_type_and_strides_of_the_real_ones(name, row_gradient, laid_out):
-    given = inputs(name, row_gradient=row_gradient, dtype=torch.float32, stored=torch.bfloat16)
+    given = inputs(name, row_gradient=row_gradient, dtype=torch.float32, stored=torch.bfloat16, live=6 * (laid_out == "rows"))
     if laid_out == "columns":
         given[0] = given[0].detach().T.contiguous().T.requires_grad_()
     with FakeTensorMode() as mode:

@@ -214,7 +214,9 @@ def cost(step, m, M, device="cpu"):
 
 
 def one_pass(name):
-    return lambda anchors, p: streaming._compare(LOSSES[name](), anchors, p, False, True, None)  # autocast knows no "meta"
+    return lambda anchors, p: streaming._compare(
+        LOSSES[name](), anchors, p, (False, False), True, None
+    )  # autocast knows no "meta"
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])

@@ -21,7 +21,7 @@ from pytorch_metric_learning.losses import CrossBatchMemory as TheirMemory
 from pytorch_metric_learning.miners import MultiSimilarityMiner
 from pytorch_metric_learning.reducers import SumReducer
 
-from xbm import ContrastiveLoss, CrossBatchMemory, MetricLearningLoss, MultiSimilarityLoss, TripletLoss
+from xbm import ContrastiveLoss, CrossBatchMemory, InputError, MetricLearningLoss, MultiSimilarityLoss, TripletLoss
 from xbm.engine import streaming
 
 M_ANCHORS, M_ROWS, DIM = 9, 83, 13
@@ -238,3 +238,32 @@ def test_an_empty_memory_or_batch_gives_zero_and_a_zero_gradient(m):
     loss = MetricLearningLoss(pml.TripletMarginLoss())(v, torch.arange(m), CrossBatchMemory(6, DIM), ids=torch.arange(m))
     loss.backward()
     assert loss == 0 and (x.grad == 0).all()
+
+
+def test_a_loss_over_pairs_without_positives_warns():
+    v, labels = F.normalize(torch.randn(6, 8)), torch.arange(6)
+    loss_fn = MetricLearningLoss(pml.NTXentLoss())
+    for _ in range(7):
+        loss_fn(v, labels)
+    with pytest.warns(UserWarning, match="labels that repeat"):
+        loss_fn(v, labels)
+
+
+@pytest.mark.parametrize("with_memory", [True, False])
+def test_references_join_the_memory(with_memory):
+    v, d = (F.normalize(torch.randn(6, 8, dtype=torch.float64)).requires_grad_() for _ in range(2))
+    labels, memory = torch.arange(6) % 3, CrossBatchMemory(20, 8, dtype=torch.float64)
+    memory.enqueue(F.normalize(torch.randn(9, 8, dtype=torch.float64)), torch.arange(9) % 3)
+    bank = memory if with_memory else None
+    found = MetricLearningLoss(pml.ContrastiveLoss(pos_margin=1, neg_margin=0.2, distance=CosineSimilarity()))(
+        v, labels, bank, references=d
+    )
+    rows = torch.cat([d, memory.embeddings]) if with_memory else d
+    row_labels = torch.cat([labels, memory.labels]) if with_memory else labels.clone()  # itself would mean the anchors
+    plain = pml.ContrastiveLoss(pos_margin=1, neg_margin=0.2, distance=CosineSimilarity())
+    expected = plain(v, labels, ref_emb=rows, ref_labels=row_labels)
+    assert torch.allclose(found, expected)
+    for mine, theirs in zip(torch.autograd.grad(found, (v, d)), torch.autograd.grad(expected, (v, d))):
+        assert torch.allclose(mine, theirs)
+    with pytest.raises(InputError, match="references"):
+        MetricLearningLoss(pml.ProxyAnchorLoss(3, 8))(v, labels, references=d)

@@ -8,7 +8,7 @@ import xbm.engine.streaming as streaming
 from tests.known import NAMES
 from tests.xbm.losses.scene import masks_by_hand, scene
 from xbm import ContrastiveLoss, CrossBatchMemory, InputError, MultiSimilarityLoss, TripletLoss
-from xbm.losses import LOSSES
+from xbm.losses import LOSSES, MetricLearningLoss, PairLoss
 from xbm.losses.pair import REDUCTIONS
 
 # how the streaming engine may go about it: rows per tile, share of negatives added singly, share of positives listed
@@ -334,7 +334,26 @@ BAD_CALLS = {
         "holds rows without ids",
     ),
     "instance without ids": (lambda m, v: ContrastiveLoss(exclude="instance")(v, torch.arange(3), m), "pass ids"),
+    "the other side of pairs": (
+        lambda m, v: ContrastiveLoss()(unit(3, 4), torch.arange(3), m),
+        'exclude="none" or use TwoTower',
+    ),
     "exclude": (lambda m, v: ContrastiveLoss()(v, torch.arange(3), m, exclude="cpy"), "did you mean 'copy'"),
+    "exclude=False": (lambda m, v: ContrastiveLoss()(v, torch.arange(3), m, exclude=False), "unknown exclude False"),
+    "exclude=False with_gradient": (
+        lambda m, v: ContrastiveLoss().with_gradient(v, torch.arange(3), m, exclude=False),
+        "unknown exclude False",
+    ),
+    "pairs of a miner": (lambda m, v: ContrastiveLoss()(v, torch.arange(3), (v, v)), "must be a CrossBatchMemory, got tuple"),
+    "pairs of a miner, with_gradient": (
+        lambda m, v: ContrastiveLoss().with_gradient(v, torch.arange(3), (v, v)),
+        "must be a CrossBatchMemory, got tuple",
+    ),
+    "pairs of a miner, wrapped": (
+        lambda m, v: MetricLearningLoss(torch.nn.MSELoss())(v, torch.arange(3), (v, v)),
+        "must be a CrossBatchMemory, got tuple",
+    ),
+    "references without labels": (lambda m, v: ContrastiveLoss()(v, None, m, references=v), "pass labels"),
     "engine": (lambda m, v: ContrastiveLoss(engine="streamin"), "did you mean 'streaming'"),
     "reduction": (lambda m, v: ContrastiveLoss(reduction="men"), "did you mean 'mean'"),
     "device": (
@@ -346,6 +365,16 @@ BAD_CALLS = {
         "pass ids to the loss",
     ),
 }
+
+
+@pytest.mark.parametrize("engine", ["auto", "reference"])
+def test_a_loss_that_states_its_plain_formula_only_says_what_it_lacks(engine):
+    class DenseOnly(PairLoss):
+        def dense(self, S, positive, negative):
+            return ((1 - S) * positive).sum(1)
+
+    with pytest.raises(NotImplementedError, match="DenseOnly: the loss must state `dense`, `negative` and `positive`"):
+        DenseOnly(engine=engine)(unit(4, 5), torch.arange(4) // 2)
 
 
 @pytest.mark.parametrize("case", BAD_CALLS)
@@ -403,9 +432,9 @@ def test_rows_are_differentiated_only_where_somebody_asks(monkeypatch):
     asked = []
     compare = streaming.compare
 
-    def watch(*given):
+    def watch(*given, **named):
         asked.append(given[3:5])
-        return compare(*given)
+        return compare(*given, **named)
 
     monkeypatch.setattr(streaming, "compare", watch)
     queue, backprop = scene(), scene(update="backprop")

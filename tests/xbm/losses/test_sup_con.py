@@ -5,7 +5,7 @@ import math
 import pytest
 
 from tests.xbm.losses.by_hand import assert_formula, case, one_anchor
-from xbm import SupConLoss
+from xbm import InputError, SupConLoss
 
 
 def value(P, N, t):
@@ -47,3 +47,13 @@ def test_positives_alone_still_compete():
 
 def test_without_positives_nothing_is_added():
     assert one_anchor(SupConLoss(), [], [0.7, 0.4]) == (0.0, [], [0.0, 0.0])
+
+
+@pytest.mark.parametrize("temperature", [0.0, -0.1])
+def test_a_temperature_must_be_positive(temperature):
+    loss_fn = SupConLoss()
+    with pytest.raises(InputError, match="positive"):
+        loss_fn.temperature = temperature
+    with pytest.raises(InputError, match="positive"):
+        SupConLoss(temperature)
+    assert loss_fn.temperature == 0.1
