@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from xbm.errors import InputError as InputError
     from xbm.errors import XbmError as XbmError
+    from xbm.gradient_cache import cached_backward as cached_backward
     from xbm.losses import CircleLoss as CircleLoss
     from xbm.losses import ContrastiveLoss as ContrastiveLoss
     from xbm.losses import LiftedStructureLoss as LiftedStructureLoss
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from xbm.losses import SupConLoss as SupConLoss
     from xbm.losses import TripletLoss as TripletLoss
     from xbm.memory import CrossBatchMemory as CrossBatchMemory
+    from xbm.momentum_encoder import MomentumEncoder as MomentumEncoder
+    from xbm.two_tower_loss import TwoTowerLoss as TwoTowerLoss
     from xbm_app.train.load import load as load
 
 __version__ = "0.1.0"
@@ -41,12 +44,15 @@ _HOME = {
     "LiftedStructureLoss": "xbm.losses",
     "MarginLoss": "xbm.losses",
     "MetricLearningLoss": "xbm.losses",
+    "MomentumEncoder": "xbm.momentum_encoder",
     "MultiSimilarityLoss": "xbm.losses",
     "NPairsLoss": "xbm.losses",
     "PairLoss": "xbm.losses",
     "SupConLoss": "xbm.losses",
     "TripletLoss": "xbm.losses",
+    "TwoTowerLoss": "xbm.two_tower_loss",
     "XbmError": "xbm.errors",
+    "cached_backward": "xbm.gradient_cache",
     "load": "xbm_app.train.load",
 }
 __all__ = ["__version__", *(name for name, home in _HOME.items() if home.startswith("xbm."))]
