@@ -1,25 +1,48 @@
-"""Files that survive a kill at any moment: atomic replacement, the lock of a run folder, checkpoints."""
+"""Files that survive a kill at any moment, and damage that is noticed: atomic replacement, checksums, locks, checkpoints.
 
+`checksums.json` in a folder lists the CRC-32 of the files there that are read back: `replacing(path, checksum=True)` enters
+a file, `verify(path)` compares it. Archives (.pt, .npz) need no entry: they carry a CRC-32 of each record.
+"""
+
+import csv
+import errno
 import json
 import os
+import re
+import sys
+import warnings
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from pickle import UnpicklingError
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 from zipfile import BadZipFile, ZipFile
 
-from xbm.errors import DamagedFileError, InputError
+from xbm.errors import DamagedFileError, InputError, XbmError
 
 if TYPE_CHECKING:
     import torch
 
 FORMAT = 1  # of a checkpoint
+# what reading a damaged or foreign file raises, besides an OSError
+MALFORMED = (
+    ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RuntimeError, EOFError,
+    BadZipFile, UnpicklingError, zlib.error, csv.Error,
+)  # fmt: skip
+CHUNK = 1 << 20  # bytes read at once
+CHECKSUMS = "checksums.json"  # {file name: its checksum, and the one before}
+WINDOWS = os.name == "nt"
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path, checksum: bool = False) -> Iterator[Path]:
     """Yields a temporary path; on success the file written there is synced and atomically replaces `path`.
+
+    Args:
+        checksum: also enter the file in its folder's list, for `verify`.
 
     Example:
         >>> import tempfile
@@ -30,9 +53,13 @@ def replacing(path: Path) -> Iterator[Path]:
         'all of it'
     """
     temporary = path.with_name(f"{path.stem}.part{path.suffix}")  # numpy insists on the suffix
+    temporary.unlink(missing_ok=True)  # left by a kill; or a link, which must not be followed
+    os.close(os.open(temporary, os.O_CREAT | os.O_EXCL, 0o666))
     try:
         yield temporary
         _sync(temporary)
+        if checksum:  # before the file takes its name: after a kill in between, the list has the old and the new checksum
+            record_checksum(path, temporary)
         os.replace(temporary, path)
         _sync(path.parent)
     except BaseException:
@@ -41,15 +68,132 @@ def replacing(path: Path) -> Iterator[Path]:
         raise
 
 
-def write_bytes(path: Path, content: bytes) -> None:
+def write_bytes(path: Path, content: bytes, checksum: bool = False) -> None:
     """Atomically replaces the file at `path`, and creates its folder if needed."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as temporary:
+    with replacing(path, checksum) as temporary:
         temporary.write_bytes(content)
 
 
-def write_json(path: Path, value: Any) -> None:
-    write_bytes(path, f"{json.dumps(value, indent=2)}\n".encode())
+def write_json(path: Path, value: Any, checksum: bool = False) -> None:
+    write_bytes(path, f"{json.dumps(value, indent=2)}\n".encode(), checksum)
+
+
+def verify(path: Path, growing: bool = False, warn: bool = True, remedy: str = "restore it") -> Path:
+    """Returns `path` after comparing the file with its checksum; a file that does not exist is left to the reader.
+
+    Args:
+        growing: rows may have been appended since the checksum was taken.
+        warn: warn about a file without a checksum, once per folder that an older version wrote.
+
+    Raises:
+        DamagedFileError: the file was damaged or edited.
+
+    Example:
+        >>> import tempfile
+        >>> target = Path(tempfile.mkdtemp()) / "notes.txt"
+        >>> write_bytes(target, b"all of it", checksum=True)
+        >>> verify(target).read_text()
+        'all of it'
+    """
+    if path.is_fifo() and not path.is_relative_to("/dev"):  # where the shell puts what it passes to `--config <(...)`
+        raise InputError(f"{path} is a pipe, not a file: restore it")
+    expected = _listed(path.parent)
+    if not path.is_file():
+        return path
+    if expected is None or path.name not in expected:
+        if warn:
+            _warn_unverified(path.parent)
+        return path
+    size = path.stat().st_size
+    for each in expected[path.name]:
+        length = int(each.partition("-")[2])
+        if (size == length or (growing and size > length)) and _checksum(path, length) == each:
+            return path
+    if (_listed(path.parent) or {}).get(path.name) != expected[path.name]:  # another process has replaced it meanwhile
+        return verify(path, growing, warn, remedy)
+    raise DamagedFileError(
+        path,
+        f"{path} is not as xbm wrote it (damaged or edited): {remedy}, or delete {path.parent / CHECKSUMS} to use the files "
+        "there unverified",
+    )
+
+
+@cache
+def _warn_unverified(folder: Path) -> None:
+    reason = "of an older version, or being written"
+    warnings.warn(f"{folder} has files without checksums ({reason}): they are not verified", stacklevel=1)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Reads the JSON object that `write_json` wrote with a checksum."""
+    with reading(path):
+        content = json.loads(verify(path).read_bytes())
+        if not isinstance(content, dict):
+            raise ValueError("not an object")
+        return content
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Raises what malformed content of `path` causes in its body as a `DamagedFileError`."""
+    try:
+        yield
+    except (XbmError, getattr(sys.modules.get("torch"), "OutOfMemoryError", XbmError)):
+        raise
+    except MALFORMED as error:
+        cause = f"{type(error).__name__}: {shorten(str(error), 120, placeholder=' …')}"
+        raise DamagedFileError(path, f"{path} is damaged or not what xbm writes there ({cause}): restore it") from error
+
+
+def record_checksum(path: Path, content: Path | None = None) -> None:
+    """Enters `path` in the list of its folder as it is, or as it will be and still is, if `content` is about to replace it."""
+    try:
+        listed = _listed(path.parent) or {}
+    except DamagedFileError:
+        listed = {}
+    if content is None:
+        listed[path.name] = [_checksum(path)]
+    else:
+        before = listed.get(path.name) or ([_checksum(path)] if path.is_file() else [])
+        listed[path.name] = [_checksum(content), *before[:1]]
+    write_json(path.parent / CHECKSUMS, listed)
+
+
+def forget_checksum(path: Path) -> None:
+    """Removes `path` from the list of its folder: it is about to be changed in place."""
+    try:
+        listed = _listed(path.parent) or {}
+    except DamagedFileError:
+        listed = {}
+    if listed.pop(path.name, None):
+        write_json(path.parent / CHECKSUMS, listed)
+
+
+def _listed(folder: Path) -> dict[str, list[str]] | None:
+    """The checksums of a folder; None if it has no list."""
+    path = folder / CHECKSUMS
+    try:
+        listed = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (ValueError, RecursionError):
+        listed = None
+    entries = list(listed.values()) if isinstance(listed, dict) else [None]
+    if not all(
+        isinstance(each, list) and all(re.fullmatch(r"[0-9a-f]{8}-\d{1,18}", str(sum)) for sum in each) for each in entries
+    ):
+        raise DamagedFileError(path, f"{path} cannot be read: delete it to use the files beside it unverified")
+    return listed
+
+
+def _checksum(path: Path, length: int | None = None) -> str:
+    """CRC-32 and length of a file, or of its first `length` bytes."""
+    value, size = 0, 0
+    with open(path, "rb") as file:
+        while chunk := file.read(CHUNK if length is None else min(CHUNK, length - size)):
+            value, size = zlib.crc32(chunk, value), size + len(chunk)
+    return f"{value:08x}-{size}"
 
 
 def write_checkpoint(path: Path, state: dict[str, Any]) -> None:
@@ -89,7 +233,9 @@ def read_checkpoint(path: Path, device: "torch.device | str" = "cpu") -> dict[st
         state = torch.load(path, map_location=device, weights_only=True)
     except FileNotFoundError:
         raise InputError(f"{path} does not exist: there is nothing to resume or load") from None
-    except (BadZipFile, UnpicklingError) as error:
+    except MALFORMED as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
         others = sorted(other for other in path.parent.glob("*.pt") if other != path and ".part" not in other.name)
         remedy = f"copy {others[0]} over it" if others else "restore it from a backup"
         raise DamagedFileError(
@@ -110,34 +256,52 @@ def explain_disk_errors(folder: Path) -> Iterator[None]:
     except (FileExistsError, NotADirectoryError) as error:
         raise InputError(f"could not write to {error.filename or folder}, which is not a folder: use another --out") from None
     except OSError as error:
+        if error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
+            raise InputError(f"could not write to {folder} ({error.strerror}): use another --out") from None
         raise _write_error(error.filename or folder, error, folder / "checkpoints" / "last.pt") from None
 
 
 @contextmanager
 def locked(folder: Path, writes: bool = True) -> Iterator[None]:
-    """Locks a run folder for this process: two processes that train in one folder would spoil each other's checkpoints.
+    """Locks a run folder for this process: two processes that train in one folder would spoil each other's files.
+
+    The folder is created before anything is written to it, and removed if nothing was.
 
     Args:
         writes: whether this is the process that writes, of those that train together.
     """
-    try:
-        import fcntl
-    except ImportError:  # not on this operating system
-        writes = False
     if not writes:
         yield
         return
-    descriptor = os.open(folder, os.O_RDONLY)
+    folder.mkdir(parents=True, exist_ok=True)
+    # Windows opens no folders, so there a file inside is locked instead
+    descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT) if WINDOWS else os.open(folder, os.O_RDONLY)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InputError(f"{folder} is being trained by another process: wait until it ends, or stop it") from None
-        except OSError:  # a file system without locks
-            pass
+        if not lock(descriptor):
+            raise InputError(f"{folder} is being trained by another process: wait until it ends, or stop it")
         yield
     finally:
         os.close(descriptor)
+        with suppress(OSError):  # unless it is empty
+            folder.rmdir()
+
+
+def lock(descriptor: int) -> bool:
+    """Locks an open file until it is closed or the process ends; False if another process holds the lock."""
+    try:
+        if WINDOWS:
+            import msvcrt
+
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined, unused-ignore]
+        else:
+            import fcntl
+
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # type: ignore[attr-defined, unused-ignore]
+    except (BlockingIOError, PermissionError):  # the latter on Windows
+        return False
+    except OSError:  # a file system without locks
+        pass
+    return True
 
 
 def _write_error(path: str | Path, error: OSError, checkpoint: Path) -> InputError:
@@ -147,7 +311,9 @@ def _write_error(path: str | Path, error: OSError, checkpoint: Path) -> InputErr
 
 
 def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
+    if WINDOWS and path.is_dir():  # it can neither be opened nor needs to be
+        return
+    descriptor = os.open(path, os.O_RDWR if WINDOWS else os.O_RDONLY)  # Windows writes out only what is open for writing
     try:
         os.fsync(descriptor)
     finally:

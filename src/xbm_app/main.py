@@ -7,9 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
 
+from xbm_app.progress import printable
+
 PACKAGES = [Path(__file__).parents[1] / name for name in ("xbm", "xbm_app")]  # whose warnings are printed as one sentence
-DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)  # full, or not writable for this user
-PATH = (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOENT)  # a folder instead of a file, or vice versa
+DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)  # full, or not writable for this user
+# a folder instead of a file, or vice versa; a name that is too long, or leads in circles
+PATH = (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOENT, errno.ENAMETOOLONG, errno.ELOOP)
 
 
 def explain(error: Exception) -> str | None:
@@ -39,7 +42,7 @@ def warn(
 ) -> None:
     """Prints a warning of this project as one sentence, without its place in the code."""
     if any(Path(filename).is_relative_to(package) for package in PACKAGES):
-        print(f"warning: {message}", file=sys.stderr)
+        print(f"warning: {printable(str(message))}", file=sys.stderr)
     else:
         sys.stderr.write(warnings.formatwarning(message, category, filename, lineno))
 
@@ -65,8 +68,5 @@ def main(load: Callable[[], Callable[[], None]] = load_app) -> None:
     except Exception as error:
         if (sentence := explain(error)) is None:
             raise
-        print(f"error: {sentence}", file=sys.stderr)
+        print(f"error: {printable(sentence)}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        print("\ninterrupted", file=sys.stderr)
-        sys.exit(130)

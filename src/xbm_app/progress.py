@@ -1,6 +1,7 @@
 """Progress on stderr: a bar with rate and time left on a terminal, a plain line every ten seconds elsewhere."""
 
 import math
+import re
 import sys
 import time
 from collections.abc import Generator, Iterable, Iterator, Sized
@@ -8,8 +9,26 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+# what a terminal may act upon instead of showing it: control characters, directions of writing, halves of characters
+CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
 LINE_SECONDS = 10.0  # between two plain lines
 BAR_SECONDS = 0.1  # between two updates of a bar
+
+
+def printable(text: str) -> str:
+    r"""Text from outside, such as a file name, as one line that is safe to print.
+
+    Example:
+        >>> print(printable("a" + chr(27) + "[2Jb.png"))
+        a\u001b[2Jb.png
+    """
+    return CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def note(error: Exception) -> None:
+    """Prints what was left out, and why, while the work goes on."""
+    print(f"note: {printable(str(error))}", file=sys.stderr)
 
 
 def track(items: Iterable[T], description: str, total: int | None = None, quiet: bool = False) -> Iterator[T]:
@@ -106,6 +125,7 @@ class Console:
             self._bar.stop()
 
     def say(self, sentence: str) -> None:
+        sentence = printable(sentence)
         if self._bar is not None:
             self._bar.console.print(sentence, highlight=False, markup=False)
         elif not self.quiet:

@@ -4,6 +4,8 @@ import os
 import pickle
 import shutil
 import subprocess
+import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ import torch
 
 from xbm.errors import DamagedFileError, InputError
 from xbm_app import files
-from xbm_app.files import FORMAT, explain_disk_errors, read_checkpoint, replacing, write_checkpoint
+from xbm_app.files import FORMAT, explain_disk_errors, locked, read_checkpoint, replacing, write_bytes, write_checkpoint
 
 
 def test_the_new_file_appears_whole(tmp_path):
@@ -52,6 +54,54 @@ def test_it_is_on_the_disk_before_it_takes_the_name(tmp_path, monkeypatch):
     with replacing(tmp_path / "a.txt") as beside:
         beside.write_text("new")
     assert done == ["sync", "rename", "sync"]  # the file, then the folder that names it
+
+
+def test_one_process_at_a_time_holds_the_lock_of_a_folder(tmp_path):
+    with locked(tmp_path):
+        with pytest.raises(InputError, match="is being trained by another process"), locked(tmp_path):
+            pass
+        with locked(tmp_path, writes=False):  # a rank that writes nothing
+            pass
+    with locked(tmp_path):
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_windows_locks_a_file_and_syncs_no_folder(tmp_path, monkeypatch):
+    """As on Windows: no fcntl, a folder cannot be opened, only a file that is open for writing can be synced."""
+    held, opened, plain_open, plain_close = set(), {}, os.open, os.close
+
+    def open_as_windows(path, flags, *rest):
+        if os.path.isdir(path):
+            raise PermissionError(errno.EACCES, "a folder", str(path))
+        descriptor = plain_open(path, flags, *rest)
+        opened[descriptor] = (str(path), flags)
+        return descriptor
+
+    def close(descriptor):
+        held.discard(opened[descriptor][0])
+        plain_close(descriptor)
+
+    def locking(descriptor, mode, size):
+        assert (mode, size) == (2, 1)
+        if opened[descriptor][0] in held:
+            raise PermissionError(errno.EACCES, "locked")
+        held.add(opened[descriptor][0])
+
+    def fsync(descriptor):
+        if not opened[descriptor][1] & os.O_RDWR:
+            raise OSError(errno.EBADF, "not open for writing")
+
+    monkeypatch.setattr(files, "WINDOWS", True)
+    monkeypatch.setitem(sys.modules, "fcntl", None)
+    monkeypatch.setitem(sys.modules, "msvcrt", SimpleNamespace(LK_NBLCK=2, locking=locking))
+    for name, function in (("open", open_as_windows), ("close", close), ("fsync", fsync)):
+        monkeypatch.setattr(files.os, name, function)
+    write_bytes(tmp_path / "a.json", b"whole")
+    assert (tmp_path / "a.json").read_bytes() == b"whole"
+    with locked(tmp_path):
+        assert held == {str(tmp_path / "lock")}
+        with pytest.raises(InputError, match="is being trained by another process"), locked(tmp_path):
+            pass
 
 
 def test_what_the_disk_says_becomes_one_sentence(tmp_path):

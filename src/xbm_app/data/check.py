@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
-from PIL import Image
 
 from xbm.errors import InputError
-from xbm_app.data.images import UNREADABLE, Dataset, ImageSet, parts
+from xbm_app.data.decoding import UNREADABLE, eight_bits, open_image
+from xbm_app.data.images import Dataset, ImageSet, parts
 from xbm_app.data.parallel import in_order
-from xbm_app.progress import track
+from xbm_app.data.store import StoredSet
+from xbm_app.progress import printable, track
 
 MIN_SIDE = 16  # pixels; a crop of 224 from a smaller image is all interpolation
 
@@ -92,7 +93,7 @@ def report(problems: Sequence[Problem], limit: int = 20) -> str:
 def listed(texts: Sequence[str], limit: int = 20) -> list[str]:
     """Returns the first `limit` texts, indented, and a line with the number of further ones."""
     more = [f"  ... and {len(texts) - limit:,} more"] if len(texts) > limit else []
-    return [f"  {text}" for text in texts[:limit]] + more
+    return [f"  {printable(text)}" for text in texts[:limit]] + more
 
 
 def skip_problems(dataset: Dataset, problems: Iterable[Problem]) -> Dataset:
@@ -128,19 +129,20 @@ def _without(images: ImageSet, drop: set[int]) -> ImageSet:
 
 
 def _paths(images: ImageSet) -> list[Path]:
-    if images.paths is None or images.root is None:
-        return []
+    if images.paths is None or images.root is None or isinstance(images, StoredSet):
+        return []  # generated, or read from a store, whose images were opened when it was made
     return [images.root / path for path in images.paths]
 
 
 def _open(path: Path) -> _File:
     try:
-        with Image.open(path) as file:
+        with open_image(path) as file:
             width, height = file.size
             if file.getexif().get(0x0112) in (5, 6, 7, 8):  # orientations that swap width and height
                 width, height = height, width
             file.draft("RGB", (64, 64))  # decodes a JPEG at a small size, but to its last byte
             file.load()
+            eight_bits(file)
         return _File(path.stat().st_size, width, height)
     except (FileNotFoundError, NotADirectoryError):
         return _File(kind="missing")

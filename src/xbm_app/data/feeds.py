@@ -97,8 +97,8 @@ class DecodeFeed(Feed):
         self._images = images
 
     def view(self, index: int) -> np.ndarray:
-        pixels = resized(self._images, self.augmentation.resize, self.augmentation.mode, index)
-        return as_channels(pixels, self.augmentation.channels)
+        how = self.augmentation
+        return as_channels(resized(self._images, how.resize, how.mode, index, how.interpolation), how.channels)
 
 
 class StoreFeed(Feed):
@@ -110,6 +110,10 @@ class StoreFeed(Feed):
             raise InputError(
                 f"{store.path} holds images resized to {store.resize} {store.mode}, the augmentation needs "
                 f"{augmentation.resize} {augmentation.mode}: prepare another store"
+            )
+        if augmentation.interpolation != "bilinear":
+            raise InputError(
+                f"{store.path} holds images resized bilinearly: set data.interpolation=bilinear, or train without it"
             )
         self._store = store
 
@@ -192,6 +196,27 @@ class ResidentFeed(Feed):
             return cut_windows(self._table, crops, self.augmentation.crop, self._norm)
         starts, heights, widths, *rest = crops
         return cut_resident(self._table, starts, heights, widths, Windows(*rest), self.augmentation.crop, self._norm, reach)
+
+
+class FeatureFeed(Feed):
+    """Delivers features of a frozen trunk where other feeds deliver images. Every view of an image is its center crop.
+
+    Example:
+        >>> feed = FeatureFeed(torch.randn(5, 7), np.array([0, 0, 1, 1, 1]), Augmentation())
+        >>> feed.train(np.array([3, 3]), step=9).shape
+        torch.Size([2, 7])
+    """
+
+    def __init__(self, features: Tensor, labels: np.ndarray, augmentation: Augmentation, seed: int = 0) -> None:
+        super().__init__(labels, augmentation, seed)
+        self.device, self.workers = features.device, 0
+        self.labels, self._features = self.labels.to(features.device), features
+
+    def train(self, indices: Indices, step: int | Tensor) -> Tensor:
+        return self._features[self.ids(indices)]
+
+    def test(self, indices: Indices) -> Tensor:
+        return self._features[self.ids(indices)]
 
 
 def _empty(pixels: int, channels: int, device: torch.device) -> Tensor:

@@ -1,57 +1,27 @@
-"""Images and labeled sets of images: how a file is decoded, and what every reader of a data set returns."""
+"""Labeled sets of images: what every reader of a data set returns."""
 
 import os
 import posixpath
 import re
-import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import TypeVar
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image
 
 from xbm.errors import InputError
+from xbm_app.data.decoding import UNREADABLE, decode
 from xbm_app.data.parallel import default_workers, in_order
 from xbm_app.progress import track
 
 T = TypeVar("T")
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
-# What Pillow raises for damaged files. All but the first four are rare, but a single one would end hours of work.
-UNREADABLE = (
-    OSError, ValueError, SyntaxError, Image.DecompressionBombError,
-    TypeError, LookupError, ArithmeticError, AttributeError, EOFError, struct.error,
-)  # fmt: skip
-
-
-def decode(
-    source: Path | IO[bytes],
-    at_least: int | None = None,
-    formats: tuple[str, ...] | None = None,
-    most_pixels: int | None = None,
-) -> Image.Image:
-    """Decodes an image as RGB, upright. All images are read through this function.
-
-    Args:
-        at_least: allows a JPEG to be decoded at 1/2, 1/4 or 1/8 of its size, with no side below this many pixels.
-        formats: the formats to try; None means all formats that Pillow supports.
-        most_pixels: larger images are refused with an `InputError` before they are decompressed.
-    """
-    with Image.open(source, formats=formats) as file:
-        width, height = file.size
-        if most_pixels is not None and width * height > most_pixels:
-            limit = most_pixels // 1_000_000
-            raise InputError(f"the picture has {width:,} × {height:,} pixels: give one of at most {limit} million")
-        if at_least is not None:
-            file.draft(None, (at_least, at_least))
-        ImageOps.exif_transpose(file, in_place=True)
-        file.load()
-        return file if file.mode == "RGB" else file.convert("RGB")  # a copy would hold up the other threads
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +79,10 @@ class ImageSet:
         if self.boxes is None:
             return image
         left, top, right, bottom = self.boxes[index].tolist()
-        return image.crop((left, top, right, bottom))
+        shown = (max(0, left), max(0, top), min(right, image.width), min(bottom, image.height))
+        if shown[0] >= shown[2] or shown[1] >= shown[3]:
+            raise InputError(f"{path}: the box {left}, {top}, {right}, {bottom} lies outside the picture: correct it")
+        return image.crop(shown)
 
     def describe(self, index: int) -> str:
         """Names one image in messages and reports: by its path, or by its class and position."""
@@ -266,10 +239,23 @@ def inside(path: str, where: str) -> str:
     return posixpath.normpath(path)
 
 
-def image_files(root: Path) -> list[str]:
-    """Lists the images below `root`, except hidden ones, as relative paths. Links to folders are followed once."""
+def refuse(error: InputError) -> None:
+    """What to do about a malformed row or file, where nothing else is said: stop."""
+    raise error
+
+
+def image_files(root: Path, tell: Callable[[InputError], None] = refuse) -> list[str]:
+    """Lists the images below `root`, except hidden ones, as relative paths. Links to folders are followed once.
+
+    Args:
+        tell: called with an error for a folder that cannot be listed, or a name that is not UTF-8; both are then left out.
+    """
     seen, paths = set(), []
-    for folder, folders, files in os.walk(root, followlinks=True):
+
+    def unlisted(error: OSError) -> None:
+        tell(InputError(f"{error.filename!r} cannot be listed ({error.strerror}): make it readable, or move it away"))
+
+    for folder, folders, files in os.walk(root, followlinks=True, onerror=unlisted):
         real = os.path.realpath(folder)
         folders[:] = [] if real in seen else sorted(name for name in folders if not name.startswith((".", "__MACOSX")))
         if real in seen:
@@ -280,7 +266,8 @@ def image_files(root: Path) -> list[str]:
                 continue
             path = Path(folder, name).relative_to(root)
             if any("\ud800" <= letter <= "\udfff" for letter in str(path)):
-                raise InputError(f"{str(root / path)!r}: the name is not UTF-8; rename it")
+                tell(InputError(f"{str(root / path)!r}: the name is not UTF-8; rename it"))
+                continue
             paths.append(path.as_posix())
     return paths
 

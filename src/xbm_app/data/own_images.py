@@ -18,6 +18,7 @@ from xbm_app.data.images import (
     image_files,
     image_set,
     inside,
+    refuse,
     refuse_two_labels,
 )
 from xbm_app.files import replacing
@@ -25,6 +26,7 @@ from xbm_app.files import replacing
 KS = (1, 2, 4, 8, 16, 32)
 HALVES = {"train", "test", "val", "valid", "validation"}
 PARTS = ("train", "test", "query", "gallery")
+LARGEST_SIDE = 1 << 30  # pixels, of any picture
 BOX = ("left", "top", "right", "bottom")
 COLUMNS = ("path", "label", "split", "role", *BOX)
 Split = dict[str, list[Row]]  # rows by part
@@ -111,7 +113,7 @@ def write_split(dataset: Dataset, path: str | Path) -> None:
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     # a truncated split must not be taken for a complete one
-    with replacing(target) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
+    with replacing(target, checksum=True) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(COLUMNS if boxed else COLUMNS[:4])
         for images, part, role in sets:
@@ -121,20 +123,19 @@ def write_split(dataset: Dataset, path: str | Path) -> None:
                 writer.writerow([images.describe(index), label, part, role, *box])
 
 
-def _refuse(error: InputError) -> None:
-    raise error
-
-
-def read_records(table: Path, tell: Callable[[InputError], None] = _refuse) -> Records:
+def read_records(table: Path, tell: Callable[[InputError], None] = refuse, every_column: bool = False) -> Records:
     """Reads the rows of a CSV or Parquet table as (place, {column: text}). Empty and null values are empty strings.
 
     Args:
         tell: called with the error of a malformed row, which is then skipped (default: raise the error).
+        every_column: whether to read the columns of a Parquet table that say nothing about images too.
     """
+    if table.exists() and not table.is_file():
+        raise InputError(f"{table} is not a file: give a CSV or Parquet table")
     if table.suffix.lower() == ".csv":
         return _read_csv(table, tell)
     if table.suffix.lower() == ".parquet":
-        return _read_parquet(table)
+        return _read_parquet(table, every_column)
     raise InputError(f"{table}: a table of images must end in .csv or .parquet")
 
 
@@ -159,7 +160,7 @@ def _read_csv(table: Path, tell: Callable[[InputError], None]) -> Records:
         raise InputError(f"{table} cannot be read as a CSV ({error}): save it again, separated by commas") from None
 
 
-def _read_parquet(table: Path) -> Records:
+def _read_parquet(table: Path, every_column: bool) -> Records:
     import pyarrow
     import pyarrow.parquet
 
@@ -168,7 +169,7 @@ def _read_parquet(table: Path) -> Records:
     try:
         names = pyarrow.parquet.read_schema(table).names
         columns = dict(zip(names, _header(names, table)))
-        used = [name for name, column in columns.items() if column in COLUMNS]
+        used = [name for name, column in columns.items() if every_column or column in COLUMNS]
         content = pyarrow.parquet.read_table(table, columns=used).to_pylist()
     except (OSError, pyarrow.ArrowException) as error:
         raise InputError(f"{table} cannot be read as Parquet ({error}): write it again") from None
@@ -225,6 +226,8 @@ def row_of(record: dict[str, str], where: str, labelled: bool = True) -> Row:
             left, top, right, bottom = (round(float(record[edge])) for edge in BOX)
         except (ValueError, OverflowError):
             raise InputError(f"{where}: {', '.join(BOX)} must be numbers in every row; give the box in pixels") from None
+        if max(right, bottom) > LARGEST_SIDE:
+            raise InputError(f"{where}: box {left}, {top}, {right}, {bottom} is larger than any picture; give it in pixels")
         if left < 0 or top < 0 or right <= left or bottom <= top:
             raise InputError(f"{where}: box {left}, {top}, {right}, {bottom} is empty or starts outside the picture")
         box = (left, top, right, bottom)

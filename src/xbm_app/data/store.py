@@ -10,15 +10,19 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
 from xbm.errors import InputError, unknown
 from xbm_app.data.images import Dataset, ImageSet, Protocol, missing_image
+from xbm_app.data.parallel import default_workers, in_order
 from xbm_app.data.transforms import MODES
+from xbm_app.files import reading, verify
 
 FORMAT = 1
 SHARD_BYTES = 60_000_000  # of square images; "shorter" images are up to 4 times as large, which stays below 256 MB
@@ -92,7 +96,7 @@ def _stat(path: Path) -> os.stat_result:
 def read_manifest(folder: Path) -> Manifest:
     path = folder / "manifest.json"
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(verify(path).read_bytes())
         version = content["format"]
         manifest = Manifest(**content) if version == FORMAT else None
     except (OSError, KeyError, TypeError, ValueError):
@@ -184,10 +188,14 @@ def open_store(path: Path, images: ImageSet | None) -> Store:
         images: the images that the store must have been made from, with files unchanged since. None skips this check, for
             machines that have the store but not the image files.
     """
-    path = Path(path)
-    folder, manifest = _find(path, images)
-    if images is not None:
-        _check_current(folder, manifest, images)
+    folder, manifest = _find(Path(path), images)
+    with reading(folder / "manifest.json"):
+        if images is not None:
+            _check_current(folder, manifest, images)
+        return _open(folder, manifest)
+
+
+def _open(folder: Path, manifest: Manifest) -> Store:
     shards, where, shapes = [], [np.empty((0, 2), np.int64)], [np.empty((0, 2), np.int64)]
     for number, shard in enumerate(manifest.shards):
         file = shard_file(folder, number)
@@ -198,6 +206,10 @@ def open_store(path: Path, images: ImageSet | None) -> Store:
         sizes = 3 * in_shard.prod(axis=1)
         where.append(np.stack([np.full(len(shard), number), np.cumsum(sizes) - sizes], axis=1))
         shapes.append(in_shard)
+    files = [shard_file(folder, number) for number in range(len(shards))]
+    workers, again = default_workers(), "run `xbm prepare` again"
+    for _ in in_order((partial(verify, file, remedy=again) for file in files), workers, ahead=workers):
+        pass
     heights, widths = np.concatenate(shapes).T
     labels = np.array(manifest.labels, np.int64)
     return Store(folder, manifest.resize, manifest.mode, labels, heights, widths, shards, np.concatenate(where))
@@ -229,10 +241,9 @@ class StoredSet(ImageSet):
         assert self.store is not None
         return Image.fromarray(self.store.view(index))
 
-    def select(self, indices: np.ndarray, name: str | None = None) -> "StoredSet":
+    def take(self, indices: np.ndarray) -> "StoredSet":
         assert self.store is not None
-        chosen = super().select(indices, name)
-        return replace(chosen, store=self.store.select(np.asarray(indices)))  # type: ignore[call-arg, return-value]
+        return replace(super().take(indices), store=self.store.select(indices))  # type: ignore[call-arg, return-value]
 
 
 def folder_of(part: str) -> str:
@@ -247,9 +258,14 @@ def read_stored(path: Path) -> Dataset:
         InputError: `xbm prepare` did not make this folder, or did not finish.
     """
     try:
-        outline = json.loads((path / OUTLINE).read_text(encoding="utf-8"))
+        outline = json.loads(verify(path / OUTLINE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         raise InputError(f"{path} holds no {OUTLINE}: make it with `xbm prepare NAME --root DIR --out {path}`") from None
+    with reading(path / OUTLINE):
+        return _dataset(path, outline)
+
+
+def _dataset(path: Path, outline: dict[str, Any]) -> Dataset:
     sets = {}
     for part, content in outline["sets"].items():
         folder = path / folder_of(part)

@@ -10,14 +10,14 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
-from xbm.errors import InputError
+from xbm.errors import DamagedFileError, InputError
+from xbm_app.data.decoding import LONGEST, open_image
 from xbm_app.data.images import Dataset, ImageSet, parts
 from xbm_app.data.parallel import default_workers, in_order
 from xbm_app.data.store import FORMAT, OUTLINE, Manifest, describe, read_manifest, shard_file, shard_shapes
-from xbm_app.data.transforms import LONGEST, resized
-from xbm_app.files import replacing
+from xbm_app.data.transforms import resized
+from xbm_app.files import CHECKSUMS, replacing, verify, write_json
 from xbm_app.progress import track
 
 
@@ -40,7 +40,7 @@ def _shape(images: ImageSet, index: int) -> tuple[int, int]:
         return max(1, right - left), max(1, bottom - top)
     assert images.root is not None and images.paths is not None
     try:
-        with Image.open(images.root / images.paths[index]) as file:
+        with open_image(images.root / images.paths[index]) as file:
             return file.size
     except OSError:
         return images.open(index).size  # raises the readable error for a missing or broken file
@@ -112,7 +112,7 @@ def prepare(
 def _kept(out: Path, manifest: Manifest) -> set[int]:
     """Returns the shards in `out` that are complete and up to date; refuses a folder with other content."""
     if not (out / "manifest.json").exists():
-        if out.is_dir() and any(".part" not in each.suffixes for each in out.iterdir()):
+        if out.is_dir() and any(".part" not in each.suffixes and each.name != CHECKSUMS for each in out.iterdir()):
             raise InputError(f"{out} is not empty and not a store: choose another folder")
         return set()
     old = read_manifest(out)
@@ -126,8 +126,15 @@ def _kept(out: Path, manifest: Manifest) -> set[int]:
     return {
         number
         for number, shard in enumerate(manifest.shards)
-        if old.pixels_of(shard) == manifest.pixels_of(shard) and shard_shapes(shard_file(out, number), len(shard)) is not None
+        if old.pixels_of(shard) == manifest.pixels_of(shard) and _intact(shard_file(out, number), len(shard))
     }
+
+
+def _intact(shard: Path, count: int) -> bool:
+    try:
+        return shard_shapes(verify(shard), count) is not None
+    except DamagedFileError:
+        return False
 
 
 def _write_shard(path: Path, images: list[np.ndarray]) -> None:
@@ -137,7 +144,7 @@ def _write_shard(path: Path, images: list[np.ndarray]) -> None:
 
 
 def _write(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
-    with replacing(path) as temporary, temporary.open("wb") as file:
+    with replacing(path, checksum=True) as temporary, temporary.open("wb") as file:
         file.writelines(chunks)
 
 
@@ -159,4 +166,4 @@ def write_outline(dataset: Dataset, out: Path) -> None:
             for protocol in dataset.protocols
         ],
     }
-    (out / OUTLINE).write_text(json.dumps(outline, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    write_json(out / OUTLINE, outline, checksum=True)

@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
 from xbm.errors import InputError, unknown
+from xbm_app.data.decoding import INTERPOLATIONS, fit
 from xbm_app.data.images import ImageSet
 from xbm_app.data.samplers import scramble, stream
 
@@ -21,7 +21,6 @@ IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 KINDS = ("crop", "resized_crop", "shift", "none")
 MODES = ("square", "shorter")
-LONGEST = 4  # the largest aspect ratio of a resized image
 TRIES, FIRST_TRY = 10, 3  # of a random resized crop; the first draws are flip, top, left
 
 
@@ -40,6 +39,7 @@ class Augmentation:
         flip: whether half of the images, chosen at random, are mirrored in training.
         mean, std: of each channel, for pixels from 0 to 1.
         channels: 3, or 1 for grayscale.
+        interpolation: "bilinear" or "bicubic": how the image is resized.
     """
 
     kind: str = "crop"
@@ -51,10 +51,13 @@ class Augmentation:
     mean: tuple[float, ...] = IMAGENET_MEAN
     std: tuple[float, ...] = IMAGENET_STD
     channels: int = 3
+    interpolation: str = "bilinear"
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise unknown("augmentation", self.kind, KINDS)
+        if self.interpolation not in INTERPOLATIONS:
+            raise unknown("interpolation", self.interpolation, INTERPOLATIONS)
         if not 1 <= self.crop <= self.resize:
             raise InputError(f"crop must be between 1 and resize ({self.resize}), got {self.crop}")
         if self.channels not in (1, 3):
@@ -80,34 +83,13 @@ PAPER = Augmentation()
 OFFICIAL = Augmentation(kind="resized_crop")
 
 
-def fit(image: Image.Image, size: int, mode: str) -> np.ndarray:
-    """Resizes an image.  # (h, w, 3) uint8
-
-    "square" resizes to size × size. "shorter" keeps the aspect ratio and resizes the shorter side to `size`; an image more than
-    four times as long as wide is first cropped to its center, since otherwise a narrow strip could take gigabytes.
-    """
-    width, height = image.size
-    if mode == "square":
-        shape = (size, size)
-    else:
-        long = min(max(width, height), LONGEST * min(width, height))
-        if long < max(width, height):
-            left, top = max(0, (width - long) // 2), max(0, (height - long) // 2)
-            image = image.crop((left, top, min(width, left + long), min(height, top + long)))
-            width, height = image.size
-        shape = (size, size * height // width) if width <= height else (size * width // height, size)
-    if image.size != shape:
-        image = image.resize(shape, Image.Resampling.BILINEAR)
-    return np.asarray(image)
-
-
-def resized(images: ImageSet, size: int, mode: str, index: int) -> np.ndarray:
+def resized(images: ImageSet, size: int, mode: str, index: int, interpolation: str = "bilinear") -> np.ndarray:
     """Decodes and resizes one image with `fit`.  # (h, w, 3) uint8; (h, w) is possible for generated images"""
     if images.pixels is not None and images.pixels.shape[1:3] == (size, size):
         return images.pixels[index]
     # Decoding at 2 × size or more changed the result by 1/3 gray level on average and by at most 3; decoding at `size` or
     # more changed it by up to 15.
-    return fit(images.open(index, at_least=2 * size), size, mode)
+    return fit(images.open(index, at_least=2 * size), size, mode, interpolation)
 
 
 def as_channels(pixels: np.ndarray, channels: int) -> np.ndarray:

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from xbm.errors import InputError
+from xbm_app.data.decoding import LONGEST
 from xbm_app.data.feeds import DecodeFeed
-from xbm_app.data.transforms import LONGEST
 from xbm_app.export.formats import Portable, record, run_onnx, run_program, windows, write_onnx, write_program
 from xbm_app.export.model_card import write_card
 from xbm_app.files import write_bytes
@@ -48,6 +48,7 @@ def export_run(run: Path, out: Path) -> Exported:
         "resize": str(augmentation.resize),
         "crop": str(augmentation.crop),
         "channels": str(augmentation.channels),
+        "interpolation": augmentation.interpolation,
         "longest": str(0 if augmentation.mode == "square" else LONGEST),
     }
     write_onnx(program, out / "model.onnx", properties)

@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from xbm.errors import InputError
 from xbm_app.data.transforms import normalisation
-from xbm_app.files import replacing
+from xbm_app.files import replacing, verify
 from xbm_app.train.load import Embedder
 
 OPSET = 18
@@ -66,7 +67,7 @@ def record(model: nn.Module, channels: int, size: int) -> Any:
 
 def write_program(program: Any, path: Path) -> None:
     """Writes a recorded model in torch.export's format."""
-    with replacing(path) as beside, _quietly():
+    with replacing(path, checksum=True) as beside, _quietly():
         torch.export.save(program, beside)
 
 
@@ -74,6 +75,8 @@ def write_onnx(program: Any, path: Path, properties: dict[str, str]) -> None:
     """Writes a recorded model as one ONNX file, with `properties` as its metadata."""
     import onnx
 
+    if torch.__version__ < "2.7":  # compares versions, not text; the exporter of 2.6 fails with today's onnxscript
+        raise InputError(f"exporting to ONNX needs torch 2.7 or later, this is {torch.__version__}: update torch")
     with _quietly():
         exported = torch.onnx.export(
             program,
@@ -88,7 +91,7 @@ def write_onnx(program: Any, path: Path, properties: dict[str, str]) -> None:
     for name, value in properties.items():
         proto.metadata_props.add(key=name, value=value)
     onnx.checker.check_model(proto)
-    with replacing(path) as beside:
+    with replacing(path, checksum=True) as beside:
         onnx.save_model(proto, str(beside))
 
 
@@ -96,14 +99,14 @@ def run_onnx(path: Path) -> Callable[[np.ndarray], np.ndarray]:
     """Loads an ONNX file: returns a function that embeds (B, C, crop, crop) uint8 on the CPU."""
     import onnxruntime
 
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(str(verify(path)), providers=["CPUExecutionProvider"])
     return lambda pixels: session.run(["embedding"], {"pixels": pixels})[0]
 
 
 def run_program(path: Path) -> Callable[[np.ndarray], np.ndarray]:
     """Loads a torch.export file: returns the same kind of function."""
     with _quietly():
-        model = torch.export.load(path).module()
+        model = torch.export.load(verify(path)).module()
 
     def run(pixels: np.ndarray) -> np.ndarray:
         with torch.no_grad():

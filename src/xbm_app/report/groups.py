@@ -221,10 +221,10 @@ class Comparison:
 
     @property
     def outcome(self) -> str:
-        """ "gain" or "loss" beyond two standard errors, "same" within them, "single" if one seed gives no error."""
+        """ "gain" or "loss" if the 95 % interval excludes 0, "same" if not, "single" if one seed gives no interval."""
         if math.isnan(self.gain.error):
             return "single"
-        if abs(self.gain.mean) <= max(2 * self.gain.error, 0.0005):  # a difference below the printed precision is none
+        if abs(self.gain.mean) <= max(self.gain.half_width, 0.0005):  # a difference below the printed precision is none
             return "same"
         return "gain" if self.gain.mean > 0 else "loss"
 

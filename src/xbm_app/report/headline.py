@@ -147,7 +147,7 @@ def reductions(groups: Sequence[Group]) -> list[tuple[str, list[str]]]:
 
 def _falls(base: Group, group: Group) -> bool:
     gain = difference(base, group)
-    noise = 0.0 if math.isnan(gain.error) else 2 * gain.error
+    noise = 0.0 if math.isnan(gain.error) else gain.half_width
     return gain.mean < -max(noise, 0.02)
 
 

@@ -1,6 +1,5 @@
 """What training wrote to run folders, read back: for a report (`xbm report`), and the logged curves (`xbm drift`)."""
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -9,12 +8,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from xbm.errors import InputError
+from xbm.errors import DamagedFileError, InputError
 from xbm_app.data.images import Dataset, ImageSet
+from xbm_app.files import read_json, reading
 from xbm_app.report.groups import SERIES, Doubtful, Match, Mined, Query, RunView, Trace
 from xbm_app.report.page import write_report
 from xbm_app.train import config as configs
 from xbm_app.train.dataset import read_run
+from xbm_app.train.losses import is_theirs
 from xbm_app.train.metrics import COLUMNS, read_metrics
 
 SHOWN = 20  # queries on the page, the same for every run
@@ -25,6 +26,11 @@ Examples = dict[str, np.ndarray]  # what examples.npz of a run folder contains
 
 def report_runs(folders: Sequence[Path], out: Path, groups: Sequence[str] | None = None) -> Path:
     """Writes one page about these runs. Runs with the same entry in `groups` are seeds of one setting."""
+    with reading(folders[0].parent if len(folders) > 1 else folders[0]):
+        return _report(folders, out, groups)
+
+
+def _report(folders: Sequence[Path], out: Path, groups: Sequence[str] | None) -> Path:
     settings = [configs.load(folder / "config.yaml") for folder in folders]
     labels = list(groups) if groups is not None else [_group(config) for config in settings]
     shown = {k: (_examples(folders[k]), _open_data(settings[k], folders[k])) for k in _first_seeds(labels, settings)}
@@ -41,7 +47,8 @@ def report_runs(folders: Sequence[Path], out: Path, groups: Sequence[str] | None
                     "mined": _mined(examples, dataset),
                     "doubtful": _doubtful(examples, dataset),
                 }
-        views.append(_view(folder, config, label, pictures))
+        with reading(folder):
+            views.append(_view(folder, config, label, pictures))
     return write_report(views, out, title=f"What the memory does: {settings[0].data.name}")
 
 
@@ -52,13 +59,17 @@ def read_result(folder: Path) -> dict[str, Any]:
         InputError: the run is not finished.
     """
     try:
-        return json.loads((folder / "result.json").read_text())
+        return read_json(folder / "result.json")
     except FileNotFoundError:
         raise InputError(f"{folder} holds no finished run: finish it with `xbm train --resume {folder}`") from None
 
 
 def _group(config: configs.Config) -> str:
-    return f"{config.loss.name}, {config.reduction}, {_memory(config)}"
+    return f"{_loss(config)}, {_memory(config)}"
+
+
+def _loss(config: configs.Config) -> str:
+    return config.loss.name if is_theirs(config.loss.name) else f"{config.loss.name}, {config.reduction}"
 
 
 def _memory(config: configs.Config) -> str:
@@ -77,7 +88,7 @@ def _examples(folder: Path) -> Examples:
     path = folder / "examples.npz"
     if not path.exists():
         return {}
-    with np.load(path, allow_pickle=False) as file:
+    with reading(path), np.load(path, allow_pickle=False) as file:
         return {name: file[name] for name in file.files}
 
 
@@ -85,6 +96,8 @@ def _open_data(config: configs.Config, folder: Path) -> Dataset | None:
     """The run's data, or None if it was moved: the report is then written without pictures."""
     try:
         return read_run(config, folder)
+    except DamagedFileError:
+        raise
     except InputError:
         return None
 
@@ -166,7 +179,7 @@ def _view(folder: Path, config: configs.Config, group: str, pictures: dict[str, 
         config={
             "trunk": f"{config.model.trunk}, {config.model.dim}-d",
             "batch": f"{config.batch.size}, {config.batch.sampler}",
-            "loss": f"{config.loss.name}, {config.reduction}",
+            "loss": _loss(config),
             "memory": _memory(config),
             "optimizer": f"Adam, lr {config.optim.lr:g}, {config.optim.iterations} iterations",
         },

@@ -6,6 +6,7 @@ The mean and its standard error are computed here for the report, the demo and t
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -20,6 +21,24 @@ class Stat:
     mean: float
     error: float
     count: int
+
+    @property
+    def half_width(self) -> float:
+        """Half of its 95 % interval by Student's t, which for three seeds is 4.3 standard errors; NaN for a single seed."""
+        return math.nan if math.isnan(self.error) else t_quantile(0.975, self.count - 1) * self.error
+
+
+@cache
+def t_quantile(probability: float, freedom: float) -> float:
+    """Quantile of Student's t distribution.
+
+    Example:
+        >>> round(t_quantile(0.975, 2), 2), round(t_quantile(0.975, 4), 2)
+        (4.3, 2.78)
+    """
+    from scipy.special import ndtri, stdtrit
+
+    return float(ndtri(probability) if math.isinf(freedom) else stdtrit(freedom, probability))
 
 
 def mean_and_error(values: Sequence[float]) -> tuple[float, float]:

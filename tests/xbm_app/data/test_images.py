@@ -1,11 +1,24 @@
 """Image sets: what they open, refuse and select; the rows that they are built from; the files that they are written to."""
 
+import os
+import warnings
+
 import numpy as np
 import pytest
 from PIL import Image
 
 from xbm.errors import InputError
-from xbm_app.data.images import ImageSet, Row, folder_name, inside, readable, refuse_two_labels, write_pictures
+from xbm_app.data.decoding import decode
+from xbm_app.data.images import (
+    ImageSet,
+    Row,
+    folder_name,
+    image_files,
+    inside,
+    readable,
+    refuse_two_labels,
+    write_pictures,
+)
 
 
 @pytest.fixture
@@ -115,3 +128,74 @@ def test_every_image_becomes_a_file_in_the_folder_of_its_class(tmp_path):
 
 def test_no_name_leads_out_of_the_folder():
     assert [folder_name(name) for name in ("../x", "a/b", "..", "U+005C \\")] == ["x", "ab", "", "U+005C"]
+
+
+def test_a_palette_with_transparency_is_read_without_a_warning(tmp_path):
+    picture = Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8)).convert("P")
+    picture.save(tmp_path / "icon.png", transparency=bytes(range(64)))
+    with warnings.catch_warnings(action="error"):
+        read = decode(tmp_path / "icon.png")
+    with Image.open(tmp_path / "icon.png") as file, warnings.catch_warnings(action="ignore"):
+        assert read.mode == "RGB" and np.array_equal(np.asarray(read), np.asarray(file.convert("RGB")))
+
+
+RAMP = np.linspace(0, 1, 48).reshape(6, 8)
+
+
+@pytest.mark.parametrize(
+    ("name", "gray"),
+    [
+        ("a.png", Image.fromarray((RAMP * 65535).astype(np.uint16))),
+        ("a.tif", Image.fromarray((RAMP * 65535).astype(np.uint16))),
+        ("b.tif", Image.fromarray((RAMP * 65535).astype(np.int32))),
+        ("c.tif", Image.fromarray(RAMP.astype(np.float32))),
+    ],
+)
+def test_deep_gray_values_are_scaled_by_their_range(tmp_path, name, gray):
+    gray.save(tmp_path / name)
+    pixels = np.asarray(decode(tmp_path / name))
+    assert pixels.shape == (6, 8, 3) and (np.abs(pixels - 255 * RAMP[..., None]) <= 0.51).all()
+
+
+@pytest.mark.parametrize("values", [255 * RAMP, RAMP - 0.5, RAMP * np.nan, 1e9 * RAMP.astype(np.int32) - 5])
+def test_gray_values_without_a_known_range_are_unreadable(tmp_path, values):
+    Image.fromarray(values.astype(np.float32)).save(tmp_path / "a.tif")
+    images = ImageSet("one", np.zeros(1, int), ["a"], root=tmp_path, paths=["a.tif"])
+    with pytest.raises(InputError, match=r"a\.tif cannot be read as an image .*8 bits"):
+        images.open(0)
+
+
+def test_a_box_beyond_the_picture_is_cut_to_it_and_one_outside_is_refused(images):
+    boxes = np.array([[5, 5, 99_999, 99_999], [0, 0, 10**9, 10**9], [12, 0, 15, 5]])
+    boxed = ImageSet("boxed", images.labels, images.class_names, images.root, images.paths, boxes=boxes)
+    assert boxed.open(0).size == (15, 5) and boxed.open(1).size == (10, 20)
+    with pytest.raises(InputError, match=r"2\.png: the box 12, 0, 15, 5 lies outside the picture"):
+        boxed.open(2)
+
+
+def test_a_pipe_named_as_an_image_is_not_waited_for(images, tmp_path):
+    (tmp_path / "0.png").unlink()
+    os.mkfifo(tmp_path / "0.png")
+    with pytest.raises(InputError, match="not a regular file"):
+        images.open(0)
+
+
+def test_a_folder_that_cannot_be_listed_and_a_name_that_is_not_utf8_are_told(images, tmp_path, monkeypatch):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "9.png").touch()
+    (tmp_path / os.fsdecode(b"caf\xe9.png")).touch()
+    honest = os.scandir
+
+    def scandir(folder):
+        if str(folder).endswith("sub"):
+            raise PermissionError(13, "Permission denied", str(folder))
+        return honest(folder)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    told = []
+    assert image_files(tmp_path, told.append) == ["0.png", "1.png", "2.png"]
+    assert ["cannot be listed" in str(each) for each in told] == [False, True]
+    for message in ("not UTF-8", "cannot be listed"):
+        with pytest.raises(InputError, match=message):
+            image_files(tmp_path)
+        (tmp_path / os.fsdecode(b"caf\xe9.png")).unlink(missing_ok=True)

@@ -65,7 +65,11 @@ def test_a_store_serves_the_pixels_it_was_made_from(images, tmp_path, mode, work
     for index, expected in enumerate(pixels_of(images, mode)):
         assert np.array_equal(store.view(index), expected)
         assert expected.shape[:2] == (store.heights[index], store.widths[index])
-    assert sorted(path.name for path in out.iterdir()) == ["manifest.json", *(f"shard-{n:05d}.bin" for n in range(3))]
+    assert sorted(path.name for path in out.iterdir()) == [
+        "checksums.json",
+        "manifest.json",
+        *(f"shard-{n:05d}.bin" for n in range(3)),
+    ]
     assert (store.resize, store.mode) == (SIDE, mode)
     if mode == "shorter":
         assert (store.heights[5], store.widths[5]) == (SIDE, SIDE * 70 // 61)  # lies as a 70 × 61 file, stands upright here
@@ -254,6 +258,7 @@ def test_what_is_no_store_is_refused_in_a_sentence(images, tmp_path):
         open_store(tmp_path / "nowhere", images)
     out = prepare(images, tmp_path / "store", SIDE, quiet=True)
     manifest = (out / "manifest.json").read_text()
+    (out / "checksums.json").unlink()
     (out / "manifest.json").write_text(manifest.replace('"format": 1', '"format": 99'))
     with pytest.raises(InputError, match="has format 99, this version reads 1"):
         open_store(out, images)

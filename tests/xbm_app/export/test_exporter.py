@@ -8,9 +8,10 @@ import pytest
 from PIL import Image
 
 from tests.tiny import tiny_config
-from xbm.errors import InputError
+from xbm.errors import DamagedFileError, InputError
 from xbm_app.export import exporter as module
 from xbm_app.export.exporter import Sample, export_run, largest_difference, sample
+from xbm_app.export.formats import run_onnx, run_program
 from xbm_app.train.load import load
 
 WITHOUT_XBM = "import sys; sys.modules['xbm'] = sys.modules['torch'] = None; import runpy; sys.argv = sys.argv[1:]; "
@@ -18,7 +19,13 @@ WITHOUT_XBM += "runpy.run_path(sys.argv[0], run_name='__main__')"
 
 
 def test_the_files_are_there_and_equal_the_run(exported):
-    assert {path.name for path in exported.folder.iterdir()} == {"model.onnx", "model.pt2", "embed.py", "MODEL_CARD.md"}
+    assert {path.name for path in exported.folder.iterdir()} == {
+        "model.onnx",
+        "model.pt2",
+        "embed.py",
+        "MODEL_CARD.md",
+        "checksums.json",
+    }
     assert exported.difference.keys() == {"model.onnx", "model.pt2"} and max(exported.difference.values()) < 1e-5
 
 
@@ -104,3 +111,23 @@ def test_one_wrong_number_anywhere_is_seen(wrong):
     assert largest_difference(run, Sample("numbers", pixels, wanted)) == 0.5
     assert sum(asked) == 100 and len(set(asked)) > 1 and 1 in asked
     assert largest_difference(lambda part: part[:, 0, 0] * np.ones((1, 3)), Sample("numbers", pixels[:5], wanted[:5])) == 0
+
+
+@pytest.mark.parametrize("name", ["model.onnx", "model.pt2"])
+def test_a_damaged_export_is_noticed_when_it_is_read(exported, tmp_path, name):
+    folder = shutil.copytree(exported.folder, tmp_path / "export")
+    content = bytearray((folder / name).read_bytes())
+    content[len(content) // 2] ^= 1
+    (folder / name).write_bytes(content)
+    with pytest.raises(DamagedFileError):
+        {"model.onnx": run_onnx, "model.pt2": run_program}[name](folder / name)
+    script = [sys.executable, str(folder / "embed.py"), "none.png"]
+    done = subprocess.run(script, capture_output=True, text=True)
+    assert done.returncode == 1 and ("is not as it was exported" in done.stderr) == (name == "model.onnx")
+
+
+def test_the_script_scales_deep_gray_values_too(exported, searchable, tmp_path):
+    ramp = (np.linspace(0, 65535, 400).reshape(20, 20)).astype(np.uint16)
+    Image.fromarray(ramp).save(tmp_path / "a.png")
+    found = embedded_without_xbm(exported.folder, [tmp_path / "a.png"], tmp_path)
+    assert np.abs(found - load(searchable).embed([tmp_path / "a.png"]).numpy()).max() < 1e-4

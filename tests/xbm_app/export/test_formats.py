@@ -3,6 +3,7 @@ import pytest
 import torch
 from PIL import Image
 
+from xbm import InputError
 from xbm_app.export.formats import Portable, record, run_onnx, run_program, windows, write_onnx, write_program
 from xbm_app.models import build_model
 from xbm_app.train.load import load
@@ -39,7 +40,7 @@ def test_every_trunk_comes_out_as_it_went_in(trunk, tmp_path):
         wanted = model(torch.from_numpy(pixels)).numpy()
     for run, name in ((run_onnx, "model.onnx"), (run_program, "model.pt2")):
         assert np.abs(run(tmp_path / name)(pixels) - wanted).max() < 1e-4
-    assert {path.name for path in tmp_path.iterdir()} == {"model.onnx", "model.pt2"}
+    assert {path.name for path in tmp_path.iterdir()} == {"model.onnx", "model.pt2", "checksums.json"}
 
 
 def test_the_file_says_how_images_are_prepared(exported):
@@ -54,6 +55,13 @@ def test_the_file_says_how_images_are_prepared(exported):
     assert (given.name, given.type, given.shape[1:]) == ("pixels", "tensor(uint8)", [1, 16, 16])
     assert (made.name, made.type, made.shape[1]) == ("embedding", "tensor(float)", 12)
     assert isinstance(given.shape[0], str)
+
+
+def test_a_torch_whose_exporter_fails_is_one_sentence(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch, "__version__", type(torch.__version__)("2.6.0"))
+    with pytest.raises(InputError, match=r"ONNX needs torch 2\.7 or later, this is 2\.6\.0"):
+        write_onnx(None, tmp_path / "model.onnx", {})
+    assert not any(tmp_path.iterdir())
 
 
 # ------------------------------------------------------------------ the exported model

@@ -1,6 +1,10 @@
+import json
+import shutil
+
 import pytest
 
 from xbm_app.export.model_card import licence, write_card
+from xbm_app.files import write_json
 from xbm_app.train.config import Config, override
 from xbm_app.train.load import load
 
@@ -41,3 +45,12 @@ def test_figures_of_another_iteration_are_told_as_such(searchable):
 def test_a_run_without_figures_says_so(searchable, tmp_path):
     card = write_card(load(searchable), tmp_path, "", {})
     assert "Not measured: the run was not finished" in card
+
+
+def test_names_from_outside_are_text_and_not_html(searchable, tmp_path):
+    run = shutil.copytree(searchable, tmp_path / "<b>[x](y)|\x1b")
+    result = json.loads((run / "result.json").read_text())
+    result["data"]["name"], result["protocol"] = "<script>alert(1)</script>", "<i>"
+    write_json(run / "result.json", result, checksum=True)
+    card = write_card(load(run), run, "", {})
+    assert card.startswith("# Model card: &lt;b&gt;\\[x](y)\\|\\u001b\n") and "<" not in card

@@ -10,6 +10,7 @@ import torch
 
 from tests.tiny import draw_photos, tiny_config
 from xbm.errors import InputError
+from xbm_app.files import write_bytes
 from xbm_app.report import run_folders as module
 from xbm_app.report.printed_figures import draw_drift, drift_table, drift_values
 from xbm_app.report.run_folders import read_drift, read_result, report_runs
@@ -233,7 +234,7 @@ def test_the_drift_of_a_run_as_a_table_curves_and_a_figure(drifting, tmp_path):
 def test_what_is_no_run_or_too_young_is_told(drifting, tmp_path):
     with pytest.raises(InputError, match="does not exist"):
         read_drift(tmp_path)
-    (drifting / "metrics.csv").write_text(",".join(COLUMNS) + "\n")
+    write_bytes(drifting / "metrics.csv", (",".join(COLUMNS) + "\n").encode(), checksum=True)
     with pytest.raises(InputError, match="has not measured drift yet"):
         read_drift(drifting)
     (drifting / "metrics.csv").unlink()
