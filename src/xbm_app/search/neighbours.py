@@ -5,20 +5,25 @@ compared again with 16 bits per dimension. Without cells to probe there is no pa
 structure are found too.
 """
 
+import math
 from pathlib import Path
 from typing import Any
 
 import faiss
 import numpy as np
 
-from xbm_app.files import replacing
+from xbm.errors import DamagedFileError
+from xbm_app.files import replacing, verify
 from xbm_app.search.catalogue import Catalogue
+from xbm_app.search.engines import AnyCatalogue, MilvusNeighbours
+from xbm_app.search.milvus import MilvusCatalogue
 
 FILE = "compressed.faiss"
 EXACT_BYTES = 200_000_000  # limit of exact search, in float32: 390,000 rows of 128 dimensions take about 40 ms on one core
 CHUNK = 100_000  # rows read at once
 TRAINED_ON = 65_536  # rows that the quantizer is trained on
 CANDIDATES = 1000  # rows of the scan that are compared again, at least
+FEW = 20_000  # rows that a filter leaves, up to which they are read and compared one by one
 STALE = 0.2  # share of codes of removed images above which all codes are rewritten
 GROWTH = 4  # the quantizer is trained again when the index has grown by this factor
 
@@ -73,20 +78,22 @@ class Compressed:
         return per_image * len(self._coded)
 
     def search(self, queries: np.ndarray, k: int, among: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Like `Exact.search`. With `among`, the search is exact and costs as much as reading those vectors."""
-        if among is not None:
+        """Like `Exact.search`. With up to `FEW` rows `among` the search is exact; more are picked from a deeper scan."""
+        if among is not None and len(among) <= FEW:
             return _best(queries, among, self._catalogue.vectors(among), k)
-        depth = k + (k if self._dead else 0)
+        allowed = self.ids if among is None else among
+        some = among is not None or self._dead > 0
+        depth = k if not some else math.ceil(2 * k * len(self._coded) / max(1, len(allowed)))
         while True:
             depth = min(depth, len(self._coded))
             factor = max(CANDIDATES / max(1, depth), 8.0)
             params = faiss.IndexRefineSearchParameters(k_factor=factor)
             similarity, place = _search(self._refine, queries, depth, params)
             ids = np.where(place < 0, -1, self._coded[place])
-            if self._dead:
-                gone = ~np.isin(ids, self.ids)
-                similarity, ids = np.where(gone, -np.inf, similarity), np.where(gone, -1, ids)
-            enough = ((ids >= 0).sum(axis=1) >= min(k, len(self.ids))).all()
+            if some:
+                here = allowed[np.searchsorted(allowed, ids).clip(max=len(allowed) - 1)] == ids
+                similarity, ids = np.where(here, similarity, -np.inf), np.where(here, ids, -1)
+            enough = ((ids >= 0).sum(axis=1) >= min(k, len(allowed))).all()
             if enough or depth == len(self._coded):
                 return _ranked(similarity, ids, k)
             depth *= 4
@@ -101,21 +108,25 @@ def _search(index: Any, queries: np.ndarray, k: int, params: Any) -> tuple[np.nd
     return search(queries, k, params=params)
 
 
-def open_neighbours(catalogue: Catalogue) -> Neighbours:
+def open_neighbours(catalogue: AnyCatalogue) -> Neighbours | MilvusNeighbours:
     """Search in the current state of a catalogue. Missing codes are computed but not stored; `build` stores them."""
+    if isinstance(catalogue, MilvusCatalogue):
+        return MilvusNeighbours(catalogue)
     exact = _exact(catalogue)
     return exact if exact is not None else Compressed(_up_to_date(catalogue)[0], catalogue)
 
 
-def build(catalogue: Catalogue) -> Neighbours:
+def build(catalogue: AnyCatalogue) -> Neighbours | MilvusNeighbours:
     """Like `open_neighbours`, but stores the codes beside the catalogue for the next time."""
+    if isinstance(catalogue, MilvusCatalogue):
+        return MilvusNeighbours(catalogue)
     path = catalogue.folder / FILE
     exact = _exact(catalogue)
     if exact is not None:
         path.unlink(missing_ok=True)
         return exact
     index, trained_at = _up_to_date(catalogue)
-    with replacing(path) as beside:
+    with replacing(path, checksum=True) as beside:
         faiss.write_index(index, str(beside))
     catalogue.set("learnt_at", trained_at)
     return Compressed(index, catalogue)
@@ -126,7 +137,9 @@ def _exact(catalogue: Catalogue) -> Exact | None:
     return Exact(ids, catalogue.vectors(ids)) if 4 * dim * len(ids) <= EXACT_BYTES else None
 
 
-def recall(neighbours: Neighbours, catalogue: Catalogue, k: int = 10, queries: int = 256, seed: int = 0) -> float:
+def recall(
+    neighbours: Neighbours | MilvusNeighbours, catalogue: AnyCatalogue, k: int = 10, queries: int = 256, seed: int = 0
+) -> float:
     """The share of the true k nearest neighbors that the search returns, measured on random images of the index."""
     if isinstance(neighbours, Exact):
         return 1.0
@@ -174,8 +187,8 @@ def _read(path: Path, dim: int) -> "faiss.IndexIDMap | None":
     if not path.exists():
         return None
     try:
-        index = faiss.read_index(str(path))
-    except RuntimeError:
+        index = faiss.read_index(str(verify(path)))
+    except (RuntimeError, DamagedFileError):
         return None
     return index if isinstance(index, faiss.IndexIDMap) and index.d == dim else None
 

@@ -11,20 +11,24 @@ from xbm_app.report.markup import Html, shell, tag
 from xbm_app.search.searcher import Hit
 
 ENCODE = Encoder(320, 80)
+Query = tuple[str, Image.Image | None, Sequence[Hit]]  # its name, or its text where there is no image, and its results
 
 
 def write_results_page(
-    out: Path, title: str, queries: Sequence[tuple[str, Image.Image, Sequence[Hit]]], thumbnail: Callable[[int], bytes | None]
+    out: Path,
+    title: str,
+    queries: Sequence[Query],
+    thumbnail: Callable[[int], bytes | None],
 ) -> Path:
     """Writes the page and returns its path.
 
     Args:
-        queries: name, image and results of each query.
         thumbnail: returns the WebP thumbnail of an image of the index.
     """
     sections = []
     for name, image, hits in queries:
-        query = tag("figure", _frame(ENCODE(image), f"query {name}"), tag("figcaption", "query"))
+        picture = [] if image is None else [_frame(ENCODE(image), f"query {name}")]
+        query = tag("figure", *picture, tag("figcaption", "query" if picture else "query by text"))
         results = [_result(rank, hit, thumbnail(hit.id)) for rank, hit in enumerate(hits, start=1)]
         sections.append(tag("section", tag("h2", name), tag("div", query, strip(results, "nothing found"), class_="sheet")))
     heading = tag("header", tag("h1", title), tag("p", "Nearest first; the number is the similarity.", class_="extent"))

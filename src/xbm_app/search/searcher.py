@@ -1,7 +1,9 @@
 """An index opened for searching: the nearest images to a query."""
 
+import hashlib
 import time
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -10,10 +12,16 @@ import numpy as np
 import torch
 from PIL import Image
 
-from xbm.errors import InputError
-from xbm_app.data.images import UNREADABLE, decode
+from xbm.errors import DamagedFileError, InputError
+from xbm_app.data.decoding import UNREADABLE, decode
+from xbm_app.data.transforms import as_channels
 from xbm_app.extras import require
-from xbm_app.search.catalogue import FILE, Catalogue, model_file, root_of
+from xbm_app.search.catalogue import FILE, root_of
+from xbm_app.search.encoders import SIDE, OwnEncoder
+from xbm_app.search.engines import MilvusNeighbours, is_milvus, open_catalogue
+from xbm_app.search.filters import Filter, Value
+from xbm_app.search.milvus import MilvusCatalogue
+from xbm_app.search.rows import Item
 from xbm_app.train.load import Embedder
 
 MOST = 1000  # results per search
@@ -25,12 +33,14 @@ class Hit(NamedTuple):
     Attributes:
         similarity: cosine similarity to the query.
         path: relative to the indexed folder.
+        data: its metadata, by column.
     """
 
     id: int
     similarity: float
     label: str
     path: str
+    data: dict[str, Value] = {}  # noqa: RUF012
 
 
 def find_index(folder: Path) -> Path:
@@ -45,33 +55,106 @@ def shown_path(root: Path, path: str) -> str:
     return str(full.relative_to(Path.cwd())) if full.is_relative_to(Path.cwd()) else str(full)
 
 
+def hash_weights(digest: "hashlib._Hash", model: Embedder) -> str:
+    """Adds a model's weights to a hash: vectors can be compared only if they come from the same ones."""
+    for name, value in sorted(model.model.state_dict().items()):
+        digest.update(name.encode() + value.cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
 class Searcher:
     """Searches an index in its state at the time of opening.
 
+    While `xbm index` changes the index, results may be missing, unless `hold` is set: then everything is read as it was.
+
     Attributes:
-        name: name of the run whose model produced the vectors.
+        name: name of the run or encoder that produced the vectors, or of the file that they come from.
         root: the indexed folder.
-        ids: (N,) int64, the images of the index.
+        count, dim: number of images, and length of a vector.
+        columns: names of the metadata.
+        ids: (N,) int64, the images of the index; in Milvus up to 10,000 of them.
+        model: embeds queries; None for embeddings made elsewhere, unless an encoder is given.
+
+    Args:
+        encoder: embeds queries for an index without a model of its own.
+        hold: whether to keep the content of this moment readable, for a process that runs long.
+        model: used instead of the index's own copy if it was loaded from that.
     """
 
-    def __init__(self, folder: str | Path, device: str = "auto") -> None:
+    def __init__(
+        self,
+        folder: str | Path,
+        device: str = "auto",
+        encoder: OwnEncoder | None = None,
+        hold: bool = False,
+        model: Embedder | None = None,
+    ) -> None:
         require("search", "faiss")
         from xbm_app.search.neighbours import open_neighbours
 
-        self.folder = find_index(Path(folder))
-        self.catalogue = Catalogue(self.folder)
+        self.folder = folder if is_milvus(folder) else find_index(Path(folder))
+        self.catalogue = open_catalogue(self.folder)
+        weakref.finalize(self, self.catalogue.close)
+        if hold:
+            self.catalogue.hold()
         if not len(self.catalogue):
             raise InputError(f"{self.folder} contains no images yet: run `xbm index` again")
-        self.name = Path(self.catalogue.get("run")).name
-        self.root = root_of(Path(self.catalogue.get("source")))
-        self.model = Embedder(model_file(self.folder, self.catalogue.get("model")), device)
+        self._device, self._own = device, encoder
+        source, run, digest = Path(self.catalogue.get("source")), self.catalogue.get("run"), self.catalogue.get("model")
+        self.name = source.stem if run is None else Path(run).name
+        self.root = root_of(source)
+        self.model: Embedder | OwnEncoder | None = encoder
+        if digest is not None and encoder is not None:
+            raise InputError(f"{self.folder} contains the model that made its vectors: omit --encoder")
+        if encoder is not None and run not in (None, encoder.name):
+            raise InputError(f"{self.folder} was made by {run}, not by {encoder.name}: pass --encoder {run}")
+        if digest is not None:
+            self.model = (
+                model if model is not None and self.catalogue.is_model(model.checkpoint, digest) else self._own_copy(digest)
+            )
         self.neighbours = open_neighbours(self.catalogue)
-        self.ids = self.neighbours.ids
+        self.ids, self.count = self.neighbours.ids, len(self.catalogue)
+        self.dim, self.columns = int(self.catalogue.get("dim")), self.catalogue.columns()
+
+    def ids_of(self, filters: Sequence[Filter]) -> np.ndarray:
+        """(n,): the images that meet every filter; in Milvus up to 10,000 of them."""
+        if not filters:
+            return self.ids
+        return self.catalogue.some_ids(filters) if isinstance(self.catalogue, MilvusCatalogue) else self.catalogue.ids(filters)
+
+    def _own_copy(self, digest: str) -> Embedder:
+        """The model whose weights the index contains."""
+        with self.catalogue.model_file(digest) as file:
+            model = Embedder(file, self._device)
+        weights = self.catalogue.get("weights")  # None: of an older version
+        if weights not in (None, hash_weights(hashlib.sha256(), model)):
+            raise DamagedFileError(file, f"{file} has other weights than the index was made with: run `xbm index` again")
+        return model
+
+    def newer(self) -> "Searcher | None":
+        """The index as the latest complete update left it; None if this is it. For searchers that hold their content."""
+        if not self.catalogue.replaced():
+            self.catalogue.settle()
+            return None
+        model = self.model if isinstance(self.model, Embedder) else None
+        newer = Searcher(self.folder, self._device, self._own, hold=True, model=model)
+        return newer if newer.catalogue.complete else None  # another update may have begun
+
+    def encoder(self) -> Embedder | OwnEncoder:
+        """What embeds queries.
+
+        Raises:
+            InputError: the index has none.
+        """
+        if self.model is None:
+            run = self.catalogue.get("run")
+            raise InputError(f"{self.folder} contains no model to embed queries: pass --encoder {run or 'module:object'}")
+        return self.model
 
     def open(self, path: Path) -> Image.Image:
         """A query image, decoded in the same way as the indexed images."""
         try:
-            return decode(path, self.model.decoded_side)
+            return decode(path, self.encoder().decoded_side)
         except FileNotFoundError:
             raise InputError(f"{path} does not exist: give the path of an image") from None
         except UNREADABLE as error:
@@ -79,41 +162,96 @@ class Searcher:
 
     def embed(self, image: Image.Image) -> np.ndarray:
         """(1, D): the embedding of a query."""
-        return self.model.embed_views([self.model.view(image)]).numpy()
+        model = self.encoder()
+        return self._of_this_index(model.embed_views([model.view(image)]).numpy())
 
-    def search(self, vector: np.ndarray, top: int = 10, label: str | None = None) -> list[Hit]:
-        """The `top` nearest images, nearest first; with `label`, only among images with that label.
+    @property
+    def fitting(self) -> tuple[int, str]:
+        """How `fit` resizes an image for the model: size and mode."""
+        model = self.encoder()
+        return (SIDE, "shorter") if isinstance(model, OwnEncoder) else (model.augmentation.resize, model.augmentation.mode)
+
+    def embed_fitted(self, pixels: np.ndarray) -> np.ndarray:
+        """(1, D): the embedding of a query that was resized by `fit` as the model needs it.  # (h, w, 3) uint8"""
+        model = self.encoder()
+        view = pixels if isinstance(model, OwnEncoder) else as_channels(pixels, model.augmentation.channels)
+        return self._of_this_index(model.embed_views([view]).numpy())
+
+    @property
+    def reads_text(self) -> bool:
+        return isinstance(self.model, OwnEncoder) and self.model.reads_text
+
+    def embed_text(self, text: str) -> np.ndarray:
+        """(1, D): the embedding of a text."""
+        model = self.encoder()
+        if not isinstance(model, OwnEncoder):
+            raise InputError(f"{self.name} embeds images only: search by image, or index with an --encoder that reads text")
+        return self._of_this_index(model.embed_text([text]).numpy())
+
+    def unit(self, vector: np.ndarray) -> np.ndarray:
+        """(D,): a vector of unit length for a search."""
+        with np.errstate(over="ignore"):
+            length = float(np.linalg.norm(vector))
+        if not 0 < length < np.inf:
+            raise InputError("the vector is zero or not finite: pass an embedding of the same encoder")
+        return self._of_this_index((vector / length)[None])[0]
+
+    def _of_this_index(self, vector: np.ndarray) -> np.ndarray:
+        if vector.shape[1] != self.dim:
+            raise InputError(f"the vectors of the index have {self.dim} numbers, not {vector.shape[1]}: use the same encoder")
+        return vector
+
+    def search(self, vector: np.ndarray, top: int = 10, filters: Sequence[Filter] = (), offset: int = 0) -> list[Hit]:
+        """The `top` nearest images, nearest first, among those that meet every filter.
 
         Args:
             vector: (1, D) or (D,), unit length.
+            offset: how many of the nearest to leave out: those of earlier pages.
         """
-        _check(top)
-        among = None if label is None else self.catalogue.ids(label)
+        _check(top, offset)
+        return self._nearest(vector, top + offset, filters)[offset:]
+
+    def _nearest(self, vector: np.ndarray, top: int, filters: Sequence[Filter]) -> list[Hit]:
+        if isinstance(self.catalogue, MilvusCatalogue):
+            near = self.catalogue.search(np.asarray(vector, np.float32).reshape(-1), top, filters)
+            return [_hit(item, min(max(value, -1.0), 1.0)) for item, value in near]
+        among = self.catalogue.ids(filters) if filters else None
+        assert not isinstance(self.neighbours, MilvusNeighbours)
         similarity, ids = self.neighbours.search(np.asarray(vector, np.float32).reshape(1, -1), top, among)
         items = self.catalogue.items([image for image in ids[0].tolist() if image >= 0])
         ranked = zip(ids[0].tolist(), np.clip(similarity[0], -1, 1).tolist())
-        return [Hit(image, s, items[image].label, items[image].path) for image, s in ranked if image in items]
+        return [
+            Hit(image, s, items[image].label, items[image].path, items[image].data) for image, s in ranked if image in items
+        ]
 
-    def like(self, image: int, top: int = 10, label: str | None = None) -> list[Hit]:
+    def like(self, image: int, top: int = 10, filters: Sequence[Filter] = (), offset: int = 0) -> list[Hit]:
         """The images nearest to an image of the index, without the image itself."""
-        _check(top)
+        _check(top, offset)
         vector = self.catalogue.vectors(np.array([image]))
-        return [hit for hit in self.search(vector, min(top + 1, MOST), label) if hit.id != image][:top]
+        nearest = self._nearest(vector, top + offset + 1, filters)
+        return [hit for hit in nearest if hit.id != image][offset : offset + top]
 
 
-def _check(top: int) -> None:
-    if not 1 <= top <= MOST:
-        raise InputError(f"the number of results must be 1 to {MOST}, got {top}")
+def _hit(item: Item, similarity: float) -> Hit:
+    return Hit(item.id, similarity, item.label, item.path, item.data)
+
+
+def _check(top: int, offset: int) -> None:
+    if not (top >= 1 and offset >= 0 and top + offset <= MOST):
+        raise InputError(f"the number of results must be 1 to {MOST}, those that are left out included, got {top + offset}")
 
 
 @contextmanager
-def quickest_threads(model: Embedder, batch: int) -> Iterator[int]:
+def quickest_threads(model: Embedder | OwnEncoder | None, batch: int) -> Iterator[int]:
     """Runs its body with one thread or with all, whichever embeds a batch of that size faster.
 
     Small models on small images lose more to threads that wait for each other than they gain, on a busy machine a hundred
     times more; large models need all cores.
     """
     before = torch.get_num_threads()
+    if not isinstance(model, Embedder):
+        yield before
+        return
     side, channels = model.augmentation.resize, model.augmentation.channels
     views = [np.zeros((side, side, channels), np.uint8)] * batch
 

@@ -12,7 +12,7 @@ import secrets
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
-from urllib.parse import urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
@@ -66,6 +66,9 @@ class Access:
 
 def access_to(host: str, allowed: Sequence[str], token: str | None) -> Access:
     """Access to a server that listens on `host`; if other machines can reach it, a token is generated unless given."""
+    token = (token or "").strip() or None  # HTTP removes the spaces around a header's value
+    if token is not None and not token.isprintable():
+        raise InputError("the token contains a character that cannot be sent: use letters, digits and punctuation")
     names = LOOPBACK | {host.lower(), *(name.lower() for name in allowed)}
     if is_loopback(host):
         return Access(names, token=token)
@@ -100,7 +103,7 @@ def address(host: str, port: int, token: str | None) -> str:
     """The address to open in a browser."""
     reached = socket.gethostname() if host in ("0.0.0.0", "::", "") else host
     name = f"[{reached}]" if ":" in reached else reached
-    return f"http://{name}:{port}/" + (f"?token={token}" if token else "")
+    return f"http://{name}:{port}/" + (f"?token={quote(token, safe='')}" if token else "")
 
 
 class Guard:
@@ -118,23 +121,38 @@ class Guard:
         send = _with_headers(send)
         refusal = self._refusal(Request(scope))
         if refusal is None:
-            await self._app(scope, _counted(receive), send)
+            await self._answer(scope, receive, send)
             return
         await _drain(receive)
         await refusal(scope, receive, send)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        begun = False
+
+        async def sending(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, _counted(receive), sending)
+        except asyncio.CancelledError:  # the server ends and cannot wait any longer
+            if not begun:
+                await _refuse(503, "the server is stopping")(scope, receive, send)
 
     def _refusal(self, request: Request) -> Response | None:
         """The response to a request that is not allowed; None lets it pass."""
         host, origin, path = request.headers.get("host", ""), request.headers.get("origin"), request.scope["path"]
         if not self._access.knows(host):
             return _refuse(400, "unknown host name: use the address that `xbm serve` printed, or start it with --allow-host")
-        if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
+        if origin is not None and origin.lower() not in (f"http://{host.lower()}", f"https://{host.lower()}"):
             return _refuse(403, "requests from other sites are not allowed")
         if self._access.token is not None and path not in OPEN:
             token = request.query_params.get("token")
             if path == "/" and token is not None and self._access.admits(token):
                 # From here on the cookie is enough, so the token is in no address that the user may share.
-                cookie = f"{COOKIE}={token}; HttpOnly; SameSite=Strict; Path=/"
+                cookie = f"{COOKIE}={quote(token, safe='')}; HttpOnly; SameSite=Strict; Path=/"
+                cookie += "; Secure" if request.scope["scheme"] == "https" else ""
                 return Response(status_code=303, headers={"location": "/", "set-cookie": cookie})
             if not self._access.admits(_token(request)):
                 words = "a token is needed: open the address that `xbm serve` printed, or send it as `Authorization: Bearer`"
@@ -151,7 +169,9 @@ def _refuse(status: int, message: str, headers: dict[str, str] | None = None) ->
 
 def _token(request: Request) -> str | None:
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
-    return token.strip() if scheme.lower() == "bearer" else request.cookies.get(COOKIE)
+    if scheme.lower() == "bearer":
+        return token.strip().encode("latin-1").decode(errors="replace")  # clients send UTF-8, Starlette reads Latin-1
+    return unquote(request.cookies.get(COOKIE, ""))
 
 
 def _counted(receive: Receive) -> Receive:

@@ -1,9 +1,8 @@
 """The search server: its API, its page, and the process that serves them. Nothing that a client sends is used as a path."""
 
 import asyncio
-import signal
+import sqlite3
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.resources import files
@@ -11,90 +10,32 @@ from math import gcd
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-import PIL.Image
-import uvicorn
+import numpy as np
 from fastapi import FastAPI, File, Query, Request, UploadFile
 from fastapi import Path as InPath
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
-from pydantic import BaseModel, Field
+from pydantic import Field
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
 from xbm import __version__
 from xbm.errors import InputError
-from xbm_app.data.parallel import default_workers
+from xbm_app.search.encoders import OwnEncoder
+from xbm_app.search.filters import filters_of
+from xbm_app.search.rows import Item, UnavailableError
 from xbm_app.search.searcher import Hit, Searcher, quickest_threads
 from xbm_app.serve.access import Access, Guard, access_to, address, listen
-from xbm_app.serve.uploads import MOST_BYTES, MOST_PIXELS, open_upload
+from xbm_app.serve.connections import Server, configured, expect_signals
+from xbm_app.serve.content import Content, Current
+from xbm_app.serve.schema import About, Answer, Error, Found, Health, Image, Images, Label, Labels, Result, Run, Vector
+from xbm_app.serve.uploads import MOST_BYTES, MOST_PIXELS, Decoders, UploadError, View
 
 T = TypeVar("T")
 PAGE = {"/": ("index.html", "text/html"), "/app.js": ("app.js", "text/javascript"), "/app.css": ("app.css", "text/css")}
 LARGEST = 2**63 - 1  # largest id in SQLite
-PATIENCE = 10  # seconds for requests in progress when the server stops
-
-# ------------------------------------------------------------------ the JSON of the API, which /api/openapi.json describes
-
-
-class Error(BaseModel):
-    error: str = Field(description="what is wrong, in one sentence")
-
-
-class Health(BaseModel):
-    status: str = Field(examples=["ok"])
-    version: str
-
-
-class Run(BaseModel):
-    name: str = Field(description="the run whose model produced the vectors")
-    images: int
-    dim: int = Field(description="dimension of the vectors")
-    kind: str = Field(description="exact or compressed")
-    recall: float = Field(description="recall@10 against exact search, measured when the index was made")
-
-
-class About(BaseModel):
-    runs: list[Run] = Field(description="one run, or two to compare; `run` in other calls is a position in this list")
-    labels: int = Field(description="number of labels")
-    most_bytes: int = Field(description="largest upload, in bytes")
-    most_pixels: int = Field(description="largest upload, in pixels")
-
-
-class Label(BaseModel):
-    label: str
-    images: int = Field(description="number of images with this label")
-
-
-class Labels(BaseModel):
-    labels: list[Label]
-
-
-class Image(BaseModel):
-    id: int
-    label: str
-    path: str = Field(description="relative to the indexed folder")
-
-
-class Images(BaseModel):
-    images: list[Image]
-    total: int = Field(description="number of images to page through")
-
-
-class Result(Image):
-    similarity: float = Field(description="cosine similarity to the query")
-
-
-class Found(BaseModel):
-    name: str
-    known: bool = Field(description="false if this run's index does not contain the query image")
-    results: list[Result] = Field(description="nearest first")
-
-
-class Answer(BaseModel):
-    query: Image | None = Field(description="the query image if it is in the index; null for an upload")
-    runs: list[Found]
-    seconds: float
-
+MOST_PENDING = 128  # searches that wait for their turn; further ones are refused at once
+BUSY = "the server is busy: try again in a few seconds"
 
 # ------------------------------------------------------------------ the API
 
@@ -105,34 +46,53 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
     404: {"model": Error, "description": "no such image"},
     413: {"model": Error, "description": "too large"},
     415: {"model": Error, "description": "not an image"},
-    422: {"model": Error, "description": "an invalid value, or a damaged image"},
+    422: {"model": Error, "description": "an invalid value, or an image that is damaged or takes too long to decode"},
+    503: {"model": Error, "description": "the server is busy, or the index cannot be read"},
 }
 Top = Annotated[int, Query(ge=1, le=100, description="number of results")]
 LabelQuery = Annotated[str | None, Query(max_length=300, description="search only images with this label")]
+Filters = Annotated[
+    list[Annotated[str, Field(max_length=300)]] | None,
+    Query(alias="filter", max_length=20, description="conditions that must all be met, such as price<=20"),
+]
+Offset = Annotated[int, Query(ge=0, le=900, description="results to leave out: those of earlier pages")]
 Place = Annotated[int, Query(ge=0, le=1, description="position of the run in /api/about")]
 
 
-def create_app(searchers: Sequence[Searcher], access: Access) -> ASGIApp:
-    """The application for one index, or for two to compare.
+def create_app(current: Current, access: Access, decoders: Decoders) -> ASGIApp:
+    """The application.
 
-    Images are decoded by a few threads. Model and search run on a single thread, since their libraries use all cores
-    themselves.
+    The event loop only passes requests on. Model and search run on a single thread, since their libraries use all cores
+    themselves, and thumbnails are read on another.
     """
-    if not 1 <= len(searchers) <= 2:
-        raise InputError(f"give one index, or two to compare, got {len(searchers)}")
     app = FastAPI(
         title="xbm", version=__version__, docs_url=None, redoc_url=None, openapi_url="/api/openapi.json", responses=REFUSALS
     )
-    decoding, searching = ThreadPoolExecutor(default_workers(), "decode"), ThreadPoolExecutor(1, "search")
-    labels, names = searchers[0].catalogue.labels(), distinct_names(searchers)
+    searching, reading = ThreadPoolExecutor(1, "search"), ThreadPoolExecutor(1, "read")
+    pending = 0
 
     async def on(pool: ThreadPoolExecutor, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(pool, work)
+        nonlocal pending
+        if pending >= MOST_PENDING:
+            raise HTTPException(503, BUSY, {"retry-after": "2"})
+        pending += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(pool, work)
+        finally:
+            pending -= 1
 
-    def searcher(run: int) -> Searcher:
-        if run >= len(searchers):
+    def searcher(content: Content, run: int) -> Searcher:
+        if run >= len(content.searchers):
             raise HTTPException(404, "there is only one run: leave run at 0")
-        return searchers[run]
+        return content.searchers[run]
+
+    async def nearest(content: Content, search: Callable[[Searcher, int], list[Hit]]) -> Answer:
+        start = time.perf_counter()
+
+        def search_runs() -> list[Found]:
+            return [_found(name, search(s, k)) for k, (name, s) in enumerate(zip(content.names, content.searchers))]
+
+        return Answer(query=None, runs=await on(searching, search_runs), seconds=time.perf_counter() - start)
 
     @app.get("/api/health")
     async def health() -> Health:
@@ -142,11 +102,21 @@ def create_app(searchers: Sequence[Searcher], access: Access) -> ASGIApp:
     @app.get("/api/about")
     async def about() -> About:
         """What can be searched, and the limits of uploads."""
+        content = current.content
         runs = [
-            Run(name=n, images=len(s.ids), dim=s.model.dim, kind=s.neighbours.kind, recall=s.catalogue.get("recall@10", 1.0))
-            for n, s in zip(names, searchers)
+            Run(
+                name=name,
+                images=s.count,
+                dim=s.dim,
+                kind=s.neighbours.kind,
+                recall=recall,
+                reads_images=s.model is not None,
+                reads_text=s.reads_text,
+                columns=s.columns,
+            )
+            for name, s, recall in zip(content.names, content.searchers, content.recalls)
         ]
-        return About(runs=runs, labels=len(labels), most_bytes=MOST_BYTES, most_pixels=MOST_PIXELS)
+        return About(runs=runs, labels=len(content.labels), most_bytes=MOST_BYTES, most_pixels=MOST_PIXELS)
 
     @app.get("/api/labels")
     async def find_labels(
@@ -154,7 +124,7 @@ def create_app(searchers: Sequence[Searcher], access: Access) -> ASGIApp:
     ) -> Labels:
         """Labels that contain some text."""
         part = contains.casefold()
-        matching = [Label(label=label, images=count) for label, count in labels if part in label.casefold()]
+        matching = [Label(label=label, images=count) for label, count in current.content.labels if part in label.casefold()]
         return Labels(labels=matching[:limit])
 
     @app.get("/api/images")
@@ -162,12 +132,13 @@ def create_app(searchers: Sequence[Searcher], access: Access) -> ASGIApp:
         offset: Annotated[int, Query(ge=0, le=LARGEST)] = 0,
         limit: Annotated[int, Query(ge=1, le=100)] = 24,
         label: LabelQuery = None,
+        filters: Filters = None,
     ) -> Images:
         """Images to start from, in a mixed order that starts over at the end."""
-        first = searchers[0]
+        first, conditions = current.content.searchers[0], filters_of(filters, label)
 
         def page() -> Images:
-            ids = first.ids if label is None else first.catalogue.ids(label)
+            ids = first.ids_of(conditions)
             count = len(ids)
             stride = _stride(count)
             shown = [int(ids[(offset + k) * stride % count]) for k in range(min(limit, count))]
@@ -180,42 +151,64 @@ def create_app(searchers: Sequence[Searcher], access: Access) -> ASGIApp:
     @app.get("/api/thumbnails/{run}/{image}", response_class=Response, responses={200: {"content": {"image/webp": {}}}})
     async def thumbnail(run: Annotated[int, InPath(ge=0, le=1)], image: Annotated[int, InPath(ge=0, le=LARGEST)]) -> Response:
         """A small version of an image of the index."""
-        webp = searcher(run).catalogue.thumbnail(image)
+        shown = searcher(current.content, run)
+        webp = await on(reading, lambda: shown.catalogue.thumbnail(image))
         if webp is None:
             raise HTTPException(404, "no such image in this index")
         return Response(webp, media_type="image/webp", headers={"cache-control": "private, max-age=3600"})
 
     @app.post("/api/search")
-    async def search(image: Annotated[UploadFile, File()], top: Top = 12, label: LabelQuery = None) -> Answer:
+    async def search(
+        image: Annotated[UploadFile, File()],
+        top: Top = 12,
+        label: LabelQuery = None,
+        filters: Filters = None,
+        offset: Offset = 0,
+    ) -> Answer:
         """The images nearest to an uploaded one, for each run."""
-        start = time.perf_counter()
-        content = await image.read()
-        sides = {s.model.decoded_side for s in searchers}
-        opened = await on(decoding, lambda: {side: open_upload(content, side) for side in sides})
-        hits = await on(searching, lambda: [s.search(s.embed(opened[s.model.decoded_side]), top, label) for s in searchers])
-        runs = [_found(name, of_run) for name, of_run in zip(names, hits)]
-        return Answer(query=None, runs=runs, seconds=time.perf_counter() - start)
+        content, conditions = current.content, filters_of(filters, label)
+        fitted = await decoders.views(image.file, [View(*s.fitting) for s in content.searchers])
+        return await nearest(content, lambda s, k: s.search(s.embed_fitted(fitted[k]), top, conditions, offset))
+
+    @app.post("/api/search/vector")
+    async def search_by_vector(
+        body: Vector, top: Top = 12, label: LabelQuery = None, filters: Filters = None, offset: Offset = 0
+    ) -> Answer:
+        """The images nearest to a vector from the same encoder, for each run."""
+        vector, conditions = np.array(body.vector), filters_of(filters, label)
+        return await nearest(current.content, lambda s, _: s.search(s.unit(vector), top, conditions, offset))
 
     @app.get("/api/search")
     async def more_like_this(
-        like: Annotated[int, Query(ge=0, le=LARGEST, description="the id of an image")],
+        like: Annotated[int | None, Query(ge=0, le=LARGEST, description="the id of an image")] = None,
+        text: Annotated[str | None, Query(min_length=1, max_length=1000, description="instead of an image")] = None,
         run: Place = 0,
         top: Top = 12,
         label: LabelQuery = None,
+        filters: Filters = None,
+        offset: Offset = 0,
     ) -> Answer:
-        """The images nearest to an image of the index, without the image itself, for each run."""
+        """The images nearest to an image of the index, without the image itself, or to a text, for each run."""
         start = time.perf_counter()
-        catalogue = searcher(run).catalogue
-        key, item = catalogue.key_of(like), catalogue.items([like]).get(like)
-        if key is None or item is None:
+        content, conditions = current.content, filters_of(filters, label)
+        if (like is None) == (text is None):
+            raise HTTPException(422, "pass like, the id of an image, or text")
+        if text is not None:
+            return await nearest(content, lambda s, _: s.search(s.embed_text(text), top, conditions, offset))
+        asked, wanted = searcher(content, run).catalogue, int(like or 0)
+
+        def search_runs() -> tuple[Item | None, list[Found]]:
+            key, item = asked.key_of(wanted), asked.items([wanted]).get(wanted)
+            if key is None or item is None:
+                return None, []
+            ids = [s.catalogue.find(key) for s in content.searchers]
+            near = zip(ids, content.searchers)
+            hits = [None if image is None else s.like(image, top, conditions, offset) for image, s in near]
+            return item, [_found(name, of_run) for name, of_run in zip(content.names, hits)]
+
+        item, runs = await on(searching, search_runs)
+        if item is None:
             raise HTTPException(404, "no such image in this index")
-
-        def search_runs() -> list[Found]:
-            ids = [s.catalogue.find(key) for s in searchers]
-            hits = [None if image is None else s.like(image, top, label) for image, s in zip(ids, searchers)]
-            return [_found(name, of_run) for name, of_run in zip(names, hits)]
-
-        runs = await on(searching, search_runs)
         return Answer(query=Image(**item._asdict()), runs=runs, seconds=time.perf_counter() - start)
 
     for path, (name, kind) in PAGE.items():
@@ -225,6 +218,26 @@ def create_app(searchers: Sequence[Searcher], access: Access) -> ASGIApp:
     async def refused(_: Request, error: HTTPException) -> JSONResponse:
         return JSONResponse({"error": str(error.detail)}, error.status_code, error.headers)
 
+    @app.exception_handler(UploadError)
+    async def refused_upload(_: Request, error: UploadError) -> JSONResponse:
+        return JSONResponse({"error": error.reason}, error.status, {"retry-after": "2"} if error.status == 503 else None)
+
+    @app.exception_handler(sqlite3.Error)
+    async def unreadable(_: Request, error: sqlite3.Error) -> JSONResponse:
+        return JSONResponse({"error": f"the index cannot be read ({error}): try again later"}, 503, {"retry-after": "2"})
+
+    @app.exception_handler(UnavailableError)
+    async def unavailable(_: Request, error: UnavailableError) -> JSONResponse:
+        return JSONResponse({"error": str(error)}, 503, {"retry-after": "2"})
+
+    @app.exception_handler(InputError)
+    async def refused_input(_: Request, error: InputError) -> JSONResponse:
+        return JSONResponse({"error": str(error)}, 422)
+
+    @app.exception_handler(Exception)
+    async def failed(_: Request, error: Exception) -> JSONResponse:
+        return JSONResponse({"error": "the server failed to answer: see its messages"}, 500)  # where the error is shown too
+
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
@@ -232,14 +245,6 @@ def create_app(searchers: Sequence[Searcher], access: Access) -> ASGIApp:
         return JSONResponse({"error": f"{field}: {first['msg']}"}, 422)
 
     return Guard(app, access)
-
-
-def distinct_names(searchers: Sequence[Searcher]) -> list[str]:
-    """The names of the runs, with their parent folders if two runs have the same name."""
-    names = [s.name for s in searchers]
-    if len(set(names)) < len(names):
-        names = ["/".join(s.catalogue.get("run").split("/")[-2:]) for s in searchers]
-    return names
 
 
 def _found(name: str, hits: list[Hit] | None) -> Found:
@@ -267,20 +272,23 @@ def _stride(count: int) -> int:
 # ------------------------------------------------------------------ the process
 
 
-def serve(folders: Sequence[Path], host: str, port: int, allowed: Sequence[str] = (), token: str | None = None) -> None:
-    """Serves until Ctrl-C or SIGTERM; requests in progress are still answered."""
-    warnings.filterwarnings("ignore", category=PIL.Image.DecompressionBombWarning)  # uploads have their own limit
+def serve(
+    indexes: Sequence[str | Path],
+    host: str,
+    port: int,
+    allowed: Sequence[str] = (),
+    token: str | None = None,
+    encoder: str | None = None,
+) -> None:
+    """Serves until Ctrl-C or SIGTERM; requests in progress are still answered, for some seconds."""
+    own = None if encoder is None else OwnEncoder(encoder)
     access = access_to(host, allowed, token)
-    with listen(host, port) as listener:
-        searchers = [Searcher(folder) for folder in folders]
-        app = create_app(searchers, access)
-        config = uvicorn.Config(
-            app, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=PATIENCE, lifespan="off"
-        )
-        # uvicorn shuts down cleanly and then raises the signal again, which would kill the process without these handlers.
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: None)
-        with quickest_threads(searchers[0].model, batch=1):
+    with listen(host, port) as listener, Decoders() as decoders:
+        decoders.start()
+        current = Current([Searcher(index, encoder=own, hold=True) for index in indexes])
+        server = Server(configured(create_app(current, access, decoders)), at_end=decoders.close)
+        expect_signals()
+        with quickest_threads(current.content.searchers[0].model, batch=1), current.refreshed():
             print(f"Open {address(host, listener.getsockname()[1], access.token)} (press Ctrl-C to stop)", flush=True)
-            uvicorn.Server(config).run(sockets=[listener])
+            server.run(sockets=[listener])
     print("stopped", flush=True)

@@ -1,10 +1,14 @@
+import os
 import sqlite3
+from contextlib import closing
 
 import numpy as np
 import pytest
 
 from xbm.errors import InputError
-from xbm_app.search.catalogue import FILE, Catalogue, Entry, Item, Known
+from xbm_app.search.catalogue import FILE, Catalogue
+from xbm_app.search.filters import filters_of
+from xbm_app.search.rows import Entry, Item, Known
 
 
 def entry(path, label="a", size=1, time=1, box=None):
@@ -24,7 +28,7 @@ def catalogue(tmp_path):
 def test_what_was_written_is_there_when_it_is_opened_again(catalogue, tmp_path):
     catalogue.close()
     again = Catalogue(tmp_path)
-    assert len(again) == 3 and again.ids().tolist() == [1, 2, 3] and again.ids("b").tolist() == [2]
+    assert len(again) == 3 and again.ids().tolist() == [1, 2, 3] and again.ids(filters_of([], "b")).tolist() == [2]
     assert again.known()["y.png", ""] == Known(2, "b", 1, 1)
     assert np.array_equal(again.vectors(np.array([3, 1])), [[0, 0, 1], [1, 0, 0]])
     assert again.items([2, 9]) == {2: Item(2, "y.png", "b")}
@@ -107,3 +111,123 @@ def test_a_full_disk_is_one_sentence_and_harms_nothing(catalogue):
     catalogue._rows("PRAGMA max_page_count = 100000")
     fill()
     assert len(catalogue) == 503
+
+
+# ------------------------------------------------------------------ snapshots
+
+
+def fill(catalogue, labels, rows=40):
+    entries = [Entry(f"{number}.png", label, 1, 1) for label in labels for number in range(rows)]
+    with catalogue.change():
+        catalogue.add(entries, np.ones((len(entries), 3), np.float32), [b"x" * 5000] * len(entries))
+
+
+@pytest.fixture
+def written(tmp_path):
+    with closing(Catalogue(tmp_path, write=True)) as catalogue:
+        catalogue.set("dim", 3)
+        fill(catalogue, ["old"])
+        yield catalogue
+
+
+def held(folder):
+    catalogue = Catalogue(folder)
+    catalogue.hold()
+    return catalogue
+
+
+def test_a_held_catalogue_stays_as_it_was_and_stands_in_nobodys_way(written, tmp_path):
+    with closing(held(tmp_path)) as reader:
+        before = reader.ids()
+        fill(written, ["new"])
+        written.remove([])
+        assert reader.labels() == [("old", 40)] and written.labels() == [("new", 40)]
+        assert reader.ids().tolist() == before.tolist() and reader.vectors(before).any(axis=1).all()
+        assert reader.thumbnail(int(before[0])) == b"x" * 5000
+
+
+def test_it_is_replaced_once_an_update_is_complete_and_only_then(written, tmp_path):
+    with closing(held(tmp_path)) as reader:
+        assert not reader.replaced()
+        fill(written, ["new"])
+        assert not written.complete and not reader.replaced()
+        written.publish()
+        assert written.complete and reader.replaced()
+        fill(written, ["newer"])  # the next update has begun
+        assert not reader.replaced()
+    with written.change():
+        pass
+    written.publish()
+    with closing(held(tmp_path)) as reader:
+        with written.change():
+            written.remove([])
+        written.publish()
+        assert not reader.replaced()  # nothing has changed
+
+
+def test_looking_for_an_update_does_not_read_the_whole_file(written, tmp_path, monkeypatch):
+    written.publish()
+    with closing(held(tmp_path)) as reader:
+        written.seal()
+        monkeypatch.setattr("xbm_app.search.catalogue.verify", lambda *_, **__: pytest.fail("read"))
+        assert not reader.replaced()
+    (tmp_path / FILE).unlink()
+    with closing(written), pytest.raises(FileNotFoundError):
+        reader.replaced()
+    assert not (tmp_path / FILE).exists()
+
+
+def test_the_log_does_not_grow_with_every_update_while_somebody_reads(written, tmp_path):
+    written.publish()
+    sizes, reader = [], held(tmp_path)
+    for _ in range(6):
+        fill(written, ["new"])
+        written.publish()
+        before, reader = reader, held(tmp_path)
+        before.close()
+        reader.settle()
+        assert reader.labels() == [("new", 40)]
+        sizes.append((tmp_path / f"{FILE}-wal").stat().st_size)
+    reader.close()
+    assert sizes[-1] < 1.5 * sizes[1]
+
+
+def test_a_catalogue_is_not_settled_into_an_update(written, tmp_path):
+    with closing(held(tmp_path)) as reader:
+        fill(written, ["new"])
+        reader.settle()
+        assert reader.labels() == [("old", 40)]
+        with written.change():
+            reader.settle()  # neither waits nor fails while somebody writes
+        assert reader.labels() == [("old", 40)]
+
+
+def test_a_catalogue_of_an_older_version_can_be_held(written, tmp_path):
+    written._database.execute("PRAGMA journal_mode = DELETE")
+    with closing(held(tmp_path)) as reader:
+        fill(written, ["new"])
+        assert reader.labels() == [("old", 40)]
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="POSIX only")
+def test_an_index_can_be_read_where_nothing_can_be_written(written, tmp_path, monkeypatch):
+    written.close()
+    monkeypatch.setattr("xbm_app.search.catalogue.os.access", lambda *_: False)
+    connect = sqlite3.connect
+
+    def refusing(file, *args, **options):  # as a read-only file system does, for root too
+        if not options.get("uri"):
+            return Refusing()
+        return connect(file, *args, **options)
+
+    class Refusing:
+        def execute(self, *_):
+            raise sqlite3.OperationalError("unable to open database file")
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr("xbm_app.search.catalogue.sqlite3.connect", refusing)
+    with closing(held(tmp_path)) as reader:
+        assert reader.labels() == [("old", 40)] and not reader.replaced()
+        reader.settle()

@@ -8,6 +8,7 @@ from PIL import Image
 
 from xbm.errors import InputError
 from xbm_app.search.catalogue import Catalogue
+from xbm_app.search.filters import filters_of
 from xbm_app.search.searcher import MOST, Searcher, find_index, quickest_threads, shown_path
 from xbm_app.train.load import Embedder, load
 
@@ -34,9 +35,9 @@ def test_more_like_this_leaves_the_image_itself_out(searcher):
 
 
 def test_a_label_narrows_the_search(searcher):
-    hits = searcher.like(searcher.ids[0].item(), 20, label="class_07")
+    hits = searcher.like(searcher.ids[0].item(), 20, filters_of([], "class_07"))
     assert len(hits) == 6 and {hit.label for hit in hits} == {"class_07"}
-    assert searcher.like(searcher.ids[0].item(), 20, label="nobody") == []
+    assert searcher.like(searcher.ids[0].item(), 20, filters_of([], "nobody")) == []
 
 
 @pytest.mark.parametrize("top", [0, MOST + 1])

@@ -16,6 +16,7 @@ from PIL import Image
 
 from tests.tiny import draw_photos
 from xbm.errors import InputError
+from xbm_app.files import read_checkpoint, write_checkpoint
 from xbm_app.search import update as module
 from xbm_app.search.catalogue import Catalogue, root_of
 from xbm_app.search.update import Changes, entries_of, fingerprint, thumbnail, update
@@ -291,3 +292,58 @@ def test_nothing_to_index_is_an_error(tmp_path, name, message):
     (tmp_path / "none.csv").write_text("path,label\nx.png,a\n")
     with pytest.raises(InputError, match=message):
         entries_and_notes(tmp_path / name)
+
+
+def test_what_is_only_out_of_reach_stays_in_the_index(searchable, photos, tmp_path, monkeypatch):
+    out = tmp_path / "index"
+    told_by(searchable, photos, out)
+    honest_scan, honest_stat = os.scandir, Path.stat
+
+    def scandir(folder):
+        if Path(os.fsdecode(folder)).name in ("class_03", "class_04"):
+            raise PermissionError(13, "Permission denied", str(folder))
+        return honest_scan(folder)
+
+    def stat(path, **options):
+        if path.parent.name == "class_04":  # a folder that may not even be entered
+            raise PermissionError(13, "Permission denied", str(path))
+        return honest_stat(path, **options)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    monkeypatch.setattr(Path, "stat", stat)
+    (photos / "class_01" / "0.png").unlink()
+    (photos / os.fsdecode(b"caf\xe9.png")).write_bytes((photos / "class_00" / "0.png").read_bytes())
+    changes, told = told_by(searchable, photos, out)
+    assert (changes.removed, changes.new) == (1, 0) and len(content(out)) == 71
+    assert sum("cannot be listed" in each for each in told) == 2 and sum("not UTF-8" in each for each in told) == 1
+
+
+def test_a_row_that_was_removed_from_a_table_leaves_the_index_and_one_out_of_reach_stays(
+    searchable, photos, tmp_path, monkeypatch
+):
+    table, out = photos / "list.csv", tmp_path / "index"
+    lines = [f"class_0{k}/0.png,{k}" for k in range(4)]
+    table.write_text("\n".join(["path,label", *lines]))
+    assert told_by(searchable, table, out) == (Changes(new=4), [])
+    honest = Path.stat
+
+    def stat(path, **options):
+        if path.parent.name == "class_02":
+            raise PermissionError(13, "Permission denied", str(path))
+        return honest(path, **options)
+
+    monkeypatch.setattr(Path, "stat", stat)
+    table.write_text("\n".join(["path,label", *lines[1:]]))
+    changes, (told,) = told_by(searchable, table, out)
+    assert changes.removed == 1 and "cannot be read (Permission denied)" in told
+    assert sorted(content(out)) == ["class_01/0.png", "class_02/0.png", "class_03/0.png"]
+
+
+def test_a_model_that_gives_nan_is_refused(searchable, photos, tmp_path):
+    state = read_checkpoint(searchable / "checkpoints" / "last.pt")
+    state["model"] = {name: x * float("nan") if x.is_floating_point() else x for name, x in state["model"].items()}
+    write_checkpoint(tmp_path / "run" / "checkpoints" / "last.pt", state)
+    with pytest.raises(InputError, match="gives NaN or infinity"):
+        told_by(tmp_path / "run", photos, tmp_path / "index")
+    with pytest.raises(InputError, match="gives NaN or infinity"):
+        load(tmp_path / "run").embed([photos / "class_00" / "0.png"])

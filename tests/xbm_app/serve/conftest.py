@@ -8,6 +8,8 @@ import pytest
 from tests.xbm_app.serve.serving import running
 from xbm_app.search.searcher import Searcher
 from xbm_app.search.update import update
+from xbm_app.serve import uploads
+from xbm_app.serve.uploads import Decoders
 
 
 @pytest.fixture(scope="session")
@@ -19,10 +21,18 @@ def searchers(searchable: Path, finished: Path, own_photos: Path, tmp_path_facto
 
 
 @pytest.fixture(scope="session")
-def comparing(searchers: list[Searcher]) -> Iterator[str]:
-    yield from running(searchers)
+def decoders() -> Iterator[Decoders]:
+    with Decoders(1) as decoders, pytest.MonkeyPatch.context() as patient:
+        for limit in ("MOST_SECONDS", "MOST_WAITING"):
+            patient.setattr(uploads, limit, 30)  # a machine that runs tests may be busy
+        yield decoders
 
 
 @pytest.fixture(scope="session")
-def single(searchers: list[Searcher]) -> Iterator[str]:
-    yield from running(searchers[:1])
+def comparing(searchers: list[Searcher], decoders: Decoders) -> Iterator[str]:
+    yield from running(searchers, decoders)
+
+
+@pytest.fixture(scope="session")
+def single(searchers: list[Searcher], decoders: Decoders) -> Iterator[str]:
+    yield from running(searchers[:1], decoders)

@@ -4,20 +4,20 @@ import threading
 import time
 from collections.abc import Iterator
 
-import uvicorn
-
 from xbm_app.search.searcher import Searcher
 from xbm_app.serve.access import access_to, listen
+from xbm_app.serve.connections import Server, configured
+from xbm_app.serve.content import Current
 from xbm_app.serve.server import create_app
+from xbm_app.serve.uploads import Decoders
 
 
-def running(searchers: list[Searcher]) -> Iterator[str]:
+def running(searchers: list[Searcher], decoders: Decoders) -> Iterator[str]:
     """Yields its address once, and ends it when asked again."""
     with listen("127.0.0.1", 0) as opened:
-        app = create_app(searchers, access_to("127.0.0.1", [], None))
+        app = create_app(Current(searchers), access_to("127.0.0.1", [], None), decoders)
         # A browser that is closed in the middle of a request leaves one that never ends.
-        config = uvicorn.Config(app, log_level="warning", lifespan="off", timeout_graceful_shutdown=2)
-        server = uvicorn.Server(config)
+        server = Server(configured(app, timeout_graceful_shutdown=2))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [opened]})
         thread.start()
         while not server.started:

@@ -1,6 +1,7 @@
 import asyncio
 import json
 import socket
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -24,7 +25,7 @@ async def echo(scope, receive, send):
     await send({"type": "http.response.body", "body": str(read).encode()})
 
 
-def ask(access, path="/api/search", query=b"", pieces=(b"",), **headers):
+def ask(access, path="/api/search", query=b"", pieces=(b"",), scheme="http", **headers):
     """(status, headers, body) of a request through the guard."""
     sent, left = [], list(pieces)
 
@@ -37,7 +38,7 @@ def ask(access, path="/api/search", query=b"", pieces=(b"",), **headers):
         sent.append(message)
 
     given = [(name.replace("_", "-").encode(), value.encode()) for name, value in {"host": "localhost:8000", **headers}.items()]
-    scope = {"type": "http", "path": path, "query_string": query, "headers": given}
+    scope = {"type": "http", "scheme": scheme, "path": path, "query_string": query, "headers": given}
     asyncio.run(Guard(echo, access)(scope, receive, send))
     found = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
     return sent[0]["status"], found, sent[1]["body"], left
@@ -68,6 +69,12 @@ def test_the_pages_of_other_sites_are_refused():
     assert ask(LOCAL, origin="null")[0] == 403
 
 
+@pytest.mark.parametrize("origin", ["http://[", "http://[::1", "http://]", "//", "", "\t", "http://localhost:8000:8000"])
+def test_a_malformed_origin_is_refused_like_a_foreign_one(origin):
+    status, _, body, _ = ask(LOCAL, origin=origin)
+    assert status == 403 and list(json.loads(body)) == ["error"]
+
+
 def test_the_token_is_asked_for_everywhere_but_for_the_health():
     assert ask(OPEN_TO_ALL)[0] == 401 and ask(OPEN_TO_ALL, path="/")[0] == 401
     assert ask(OPEN_TO_ALL, path="/api/health")[0] == 200
@@ -85,6 +92,43 @@ def test_opening_the_printed_address_leaves_a_cookie_and_no_token_in_the_address
     assert (status, headers["location"]) == (303, "/")
     assert headers["set-cookie"] == "xbm_token=s3cret; HttpOnly; SameSite=Strict; Path=/"
     assert ask(OPEN_TO_ALL, path="/", query=b"token=wrong")[0] == 401
+
+
+ODD_TOKENS = ["a+b", "a&b=c", "a#b", "100%", "%41", "two words", "a;b,c", 'quote"d', "schlüssel", "鍵", "a/b?c\\d"]
+
+
+@pytest.mark.parametrize("token", ODD_TOKENS)
+def test_a_token_of_any_characters_works_in_the_address_the_cookie_and_the_header(token):
+    access = access_to("0.0.0.0", [], token)
+    printed = urlsplit(address("127.0.0.1", 8000, access.token))
+    assert printed.path == "/" and not printed.fragment and printed.query.isascii()
+    status, headers, _, _ = ask(access, host="127.0.0.1:8000", path="/", query=printed.query.encode())
+    assert status == 303
+    cookie = headers["set-cookie"].partition(";")[0]
+    assert ask(access, cookie=f"other=1; {cookie}")[0] == 200 and ask(access, cookie=cookie[:-1])[0] == 401
+    assert ask(access, authorization=f"Bearer {token}")[0] == 200  # in UTF-8, as curl sends it
+    assert ask(access, authorization=f"Bearer {token}x")[0] == 401
+
+
+def test_the_cookie_is_kept_from_plain_connections_once_it_was_set_over_tls():
+    _, headers, _, _ = ask(OPEN_TO_ALL, path="/", query=b"token=s3cret", scheme="https")
+    assert headers["set-cookie"].endswith("; Secure")
+
+
+@pytest.mark.parametrize("token", ["a\nb", "a\x00", "\udcff", "\x7f"])
+def test_a_token_that_no_header_can_carry_is_refused_at_the_start(token):
+    with pytest.raises(InputError, match="token"):
+        access_to("127.0.0.1", [], token)
+
+
+@pytest.mark.parametrize("token", ["", "  "])
+def test_an_empty_token_is_none(token):
+    assert access_to("127.0.0.1", [], token).token is None and len(access_to("0.0.0.0", [], token).token) > 20
+
+
+def test_a_token_protects_a_loopback_server_too():
+    access = access_to("127.0.0.1", [], " mine ")
+    assert ask(access)[0] == 401 and ask(access, authorization="Bearer mine")[0] == 200
 
 
 def test_a_body_that_says_it_is_too_large_is_read_and_forgotten():

@@ -14,6 +14,7 @@ from schemathesis.specs.openapi.checks import content_type_conformance, response
 from starlette.testclient import TestClient
 
 from xbm_app.serve.access import access_to
+from xbm_app.serve.content import Current
 from xbm_app.serve.server import create_app
 from xbm_app.serve.uploads import FORMATS
 
@@ -43,8 +44,8 @@ def test_every_answer_is_one_that_the_description_names(comparing, examples):
 
 
 @pytest.mark.parametrize("examples", [60, pytest.param(5000, marks=pytest.mark.slow)])
-def test_damaged_images_are_refused_or_read_but_never_fail(searchers, examples):
-    client = TestClient(create_app(searchers, access_to("127.0.0.1", [], None)), base_url="http://localhost")
+def test_damaged_images_are_refused_or_read_but_never_fail(searchers, decoders, examples):
+    client = TestClient(create_app(Current(searchers), access_to("127.0.0.1", [], None), decoders), base_url="http://localhost")
     draw, whole = random.Random(0), []
     for kind in FORMATS:
         file = io.BytesIO()

@@ -154,7 +154,7 @@ def test_a_label_narrows_results_and_gallery(visit, photo):
     page.fill("#label", "nobody")
     page.press("#label", "Enter")
     until(page, "document.querySelector('#status').textContent === 'Nothing found.'")
-    assert "No image with this label found." in page.locator("#results").inner_text() and wrong == []
+    assert "No image that meets the conditions found." in page.locator("#results").inner_text() and wrong == []
 
 
 def test_two_runs_side_by_side_on_the_same_query(visit, photo, searchable, finished):

@@ -16,6 +16,7 @@ from xbm_app.data.glyphs import read_glyphs
 from xbm_app.data.images import write_pictures
 from xbm_app.search.searcher import Searcher
 from xbm_app.search.update import update
+from xbm_app.serve.uploads import Decoders
 from xbm_app.train.loop import train
 
 PICTURE = Path(__file__).parents[3] / "docs" / "search.png"
@@ -41,7 +42,7 @@ def test_the_picture_can_be_made_and_is_small(browser, tmp_path):
 
 
 def screenshot(browser, searchers, image):
-    address = running(searchers)
+    address = running(searchers, Decoders(1))
     base = next(address)
     try:
         page = browser.new_page(viewport={"width": 1120, "height": 740})

@@ -1,7 +1,9 @@
+import contextlib
 import io
 import re
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
@@ -11,21 +13,26 @@ from PIL import Image
 from pydantic import BaseModel
 from starlette.testclient import TestClient
 
-from tests.xbm_app.serve.bombs import png_of_zeros, text_named_jpg
+from tests.xbm_app.serve.bombs import jpeg_of_scans, png_of_zeros, text_named_jpg
 from xbm.errors import InputError
-from xbm_app.serve import server
+from xbm_app.serve import schema, server
 from xbm_app.serve.access import access_to
+from xbm_app.serve.content import Current
 from xbm_app.serve.server import _stride, create_app
 
 
 @pytest.fixture(scope="module")
-def client(searchers):
-    return TestClient(create_app(searchers, access_to("127.0.0.1", [], None)), base_url="http://127.0.0.1:8000")
+def client(searchers, decoders):
+    return TestClient(
+        create_app(Current(searchers), access_to("127.0.0.1", [], None), decoders), base_url="http://127.0.0.1:8000"
+    )
 
 
 @pytest.fixture(scope="module")
-def alone(searchers):
-    return TestClient(create_app(searchers[:1], access_to("127.0.0.1", [], None)), base_url="http://127.0.0.1:8000")
+def alone(searchers, decoders):
+    return TestClient(
+        create_app(Current(searchers[:1]), access_to("127.0.0.1", [], None), decoders), base_url="http://127.0.0.1:8000"
+    )
 
 
 def post(client, content, name="photo.png", **query):
@@ -98,7 +105,6 @@ def test_thumbnails(client, searchers):
     assert client.get("/api/thumbnails/0/999999").status_code == 404
 
 
-@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 def test_what_cannot_be_searched_with_is_one_sentence(client, tmp_path):
     for content, name, status, words in [
         (text_named_jpg(tmp_path).read_bytes(), "letter.jpg", 415, "not an image"),
@@ -132,6 +138,12 @@ def test_bad_requests(client, path, status):
     assert answer.status_code == status and list(answer.json()) == ["error"]
 
 
+def test_a_wrong_method_is_refused_as_json(client):
+    for ask in (client.put, client.delete, client.options):
+        answer = ask("/api/search")
+        assert answer.status_code == 405 and list(answer.json()) == ["error"]
+
+
 def test_the_second_run_is_not_there_unless_it_was_given(alone):
     assert alone.get("/api/search?like=1&run=1").status_code == 404
     assert len(alone.get("/api/search?like=1").json()["runs"]) == 1
@@ -149,26 +161,63 @@ def test_the_page_is_served_with_what_it_needs_and_nothing_from_elsewhere(client
         assert "http://" not in answer.text and "https://" not in answer.text and "//cdn" not in answer.text
 
 
+@pytest.mark.parametrize("work", ["catalogue.thumbnail", "catalogue.key_of", "catalogue.items", "embed_fitted"])
+def test_an_index_that_cannot_be_read_is_a_503_and_any_other_failure_a_500_as_json(searchers, decoders, monkeypatch, work):
+    client = TestClient(
+        create_app(Current(searchers[:1]), access_to("127.0.0.1", [], None), decoders),
+        base_url="http://localhost",
+        raise_server_exceptions=False,
+    )
+    asked = {
+        "catalogue.thumbnail": lambda: client.get("/api/thumbnails/0/1"),
+        "catalogue.key_of": lambda: client.get("/api/search?like=1"),
+        "catalogue.items": lambda: client.get("/api/images"),
+        "embed_fitted": lambda: post(client, png_of_zeros(9, 9)),
+    }[work]
+    for error, status, words in [
+        (sqlite3.OperationalError("database is locked"), 503, "locked"),
+        (KeyError("x"), 500, "failed"),
+    ]:
+
+        def failing(*_, error=error):
+            raise error
+
+        with monkeypatch.context() as patch:
+            owner, _, name = work.rpartition(".")
+            patch.setattr(getattr(searchers[0], owner) if owner else searchers[0], name, failing)
+            answer = asked()
+        assert answer.status_code == status and list(answer.json()) == ["error"] and words in answer.json()["error"]
+    assert asked().status_code == 200
+
+
+def test_a_server_with_too_many_searches_waiting_says_so(client, monkeypatch):
+    monkeypatch.setattr(server, "MOST_PENDING", 0)
+    answer = client.get("/api/search?like=1")
+    assert answer.status_code == 503 and "busy" in answer.json()["error"] and answer.headers["retry-after"] == "2"
+    assert client.get("/api/health").status_code == 200
+
+
 @pytest.mark.parametrize("count", [0, 3])
 def test_one_or_two_indexes_can_be_shown(searchers, count):
     with pytest.raises(InputError, match="or two to compare, got"):
-        create_app((searchers * 2)[:count], access_to("127.0.0.1", [], None))
+        Current((searchers * 2)[:count])
 
 
-def test_the_description_names_every_answer_and_every_refusal(searchers):
-    client = TestClient(create_app(searchers, access_to("127.0.0.1", [], None)), base_url="http://localhost")
+def test_the_description_names_every_answer_and_every_refusal(searchers, decoders):
+    client = TestClient(create_app(Current(searchers), access_to("127.0.0.1", [], None), decoders), base_url="http://localhost")
     description = client.get("/api/openapi.json").json()
-    own = {name for name, kind in vars(server).items() if isinstance(kind, type) and kind.__module__ == server.__name__}
-    assert all(issubclass(vars(server)[name], BaseModel) for name in own)
+    own = {name for name, kind in vars(schema).items() if isinstance(kind, type) and kind.__module__ == schema.__name__}
+    assert all(issubclass(vars(schema)[name], BaseModel) for name in own)
     assert own <= description["components"]["schemas"].keys() and len(own) > 8
     assert description["paths"].keys() == {
         "/api/health", "/api/about", "/api/labels", "/api/images", "/api/thumbnails/{run}/{image}", "/api/search",
+        "/api/search/vector",
     }  # fmt: skip
     for path, methods in description["paths"].items():
         for operation in methods.values():
             assert operation["description"], path
             refusals = {status: each for status, each in operation["responses"].items() if status != "200"}
-            assert {"400", "401", "404", "413", "415", "422"} <= refusals.keys()
+            assert {"400", "401", "404", "413", "415", "422", "503"} <= refusals.keys()
             for each in refusals.values():
                 assert each["content"]["application/json"]["schema"] == {"$ref": "#/components/schemas/Error"}
 
@@ -196,6 +245,54 @@ def test_asked_to_end_it_still_answers_who_is_being_served(searchers, own_photos
         assert answer.startswith(b"HTTP/1.1 200") and b"class_03/2.png" in answer
         out, err = process.communicate(timeout=60)
         assert (process.returncode, out, err) == (0, "stopped\n", "")
+    finally:
+        process.kill()
+        process.wait()
+
+
+STUCK = """
+import sys, time
+sys.path[:0] = {path!r}
+from pathlib import Path
+from xbm_app.search.searcher import Searcher
+from xbm_app.serve import connections
+from xbm_app.serve.server import serve
+connections.GRACE = 1
+Searcher.like = lambda *_: time.sleep(1000)  # as a search that never ends
+if __name__ == "__main__":
+    serve([Path(sys.argv[1])], "127.0.0.1", 0)
+"""
+
+
+def test_it_ends_within_its_grace_period_whatever_it_is_doing(searchers, tmp_path):
+    (tmp_path / "stuck.py").write_text(STUCK.format(path=sys.path))
+    command = [sys.executable, tmp_path / "stuck.py", searchers[0].folder]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        port = int(re.search(r"http://127\.0\.0\.1:(\d+)/", process.stdout.readline()).group(1))
+        bomb = jpeg_of_scans(7000, 1000)
+        form = b'--x\r\nContent-Disposition: form-data; name="image"; filename="a"\r\n\r\n' + bomb + b"\r\n--x--\r\n"
+        upload = "POST /api/search HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=x\r\n"
+        requests = [
+            b"GET /api/search?like=1 HTTP/1.1\r\nHost: localhost\r\n\r\n",
+            f"{upload}Content-Length: {len(form)}\r\n\r\n".encode() + form,
+            f"{upload}Content-Length: 9999\r\n\r\n".encode(),
+            b"GET / HT",
+        ]
+        with contextlib.ExitStack() as opened:
+            callers = [opened.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in requests]
+            for caller, request in zip(callers, requests):
+                caller.sendall(request)
+            time.sleep(1)
+            process.send_signal(signal.SIGTERM)
+            begun = time.monotonic()
+            process.wait(60)
+            assert time.monotonic() - begun < 10  # 2 s, and what a busy machine adds
+            callers[0].settimeout(5)
+            answer = callers[0].recv(65536)
+        assert answer.startswith(b"HTTP/1.1 503 ") and b'{"error": "the server is stopping"}' in answer
+        out, err = process.communicate()
+        assert process.returncode == 0 and out == "stopped\n" and "Traceback" not in err
     finally:
         process.kill()
         process.wait()

@@ -20,7 +20,10 @@ async function call(path, options) {
 }
 
 const sentence = (text) => text.charAt(0).toUpperCase() + text.slice(1) + (/[.!?]$/.test(text) ? "" : ".");
-const query = (values) => new URLSearchParams(Object.entries(values).filter(([, value]) => value !== null && value !== ""));
+const query = (values) => {
+  const told = Object.entries(values).filter(([, value]) => value !== null && value !== undefined && value !== "");
+  return new URLSearchParams(told.flatMap(([name, value]) => [value].flat().map((each) => [name, each])));
+};
 const thumbnail = (run, id) => `/api/thumbnails/${run}/${id}`;
 const named = (image) => image.label || image.path;
 const minus = (number) => number.toFixed(3).replace("-", "−");
@@ -28,12 +31,14 @@ const plural = (count, one, many) => `${count.toLocaleString("en")} ${count === 
 
 // ------------------------------------------------------------------ asking
 
-const NOTHING = { like: null, run: 0, upload: null };
+const NOTHING = { like: null, run: 0, upload: null, text: null };
 const state = () => history.state || NOTHING;
 const label = () => $("label").value.trim();
+const where = () => $("where").value.trim();
+const filter = () => where().split(/\s+and\s+/).filter(Boolean); // price<=20 and color=red
 
-function address({ like, run }) {
-  const keep = query({ like, run: like === null ? null : run, label: label() });
+function address({ like, run, text }) {
+  const keep = query({ like, run: like === null ? null : run, text, label: label(), where: where() });
   return keep.size ? `/?${keep}` : "/";
 }
 
@@ -50,14 +55,15 @@ function ask(file) {
     return;
   }
   uploads.push(file);
-  go({ like: null, run: 0, upload: uploads.length - 1 });
+  go({ ...NOTHING, upload: uploads.length - 1 });
 }
 
 async function show(moved = false) {
-  const number = ++latest, { like, run, upload } = state();
+  const number = ++latest, { like, run, upload, text } = state();
   const file = upload === null ? null : uploads[upload];
   $("error").textContent = "";
-  if (like === null && !file) {
+  $("text").value = text || "";
+  if (like === null && !file && !text) {
     clear();
     await browse();
     return;
@@ -69,11 +75,11 @@ async function show(moved = false) {
     if (file) {
       const body = new FormData();
       body.append("image", file);
-      answer = await call(`/api/search?${query({ top: MOST, label: label() })}`, { method: "POST", body });
+      answer = await call(`/api/search?${query({ top: MOST, label: label(), filter: filter() })}`, { method: "POST", body });
     } else {
-      answer = await call(`/api/search?${query({ like, run, top: MOST, label: label() })}`);
+      answer = await call(`/api/search?${query({ like, text, run, top: MOST, label: label(), filter: filter() })}`);
     }
-    if (number === latest) draw(answer, file, run, moved);
+    if (number === latest) draw(answer, file, run, moved, text);
   } catch (error) {
     if (number !== latest) return;
     history.replaceState(NOTHING, "", address(NOTHING)); // what failed is not asked again when the label changes
@@ -101,14 +107,16 @@ function clear() {
 
 let shown = null; // the address of the uploaded picture that is shown, which must be given back
 
-function draw(answer, file, run, moved) {
+function draw(answer, file, run, moved, text) {
   if (shown) URL.revokeObjectURL(shown);
   shown = file ? URL.createObjectURL(file) : null;
-  $("picture").src = shown || thumbnail(run, answer.query.id);
-  $("picture").alt = file ? "the image that you gave" : `the image that you chose: ${named(answer.query)}`;
-  $("asked").textContent = file ? file.name || "pasted image" : named(answer.query);
-  $("asked").title = file ? "" : answer.query.path;
-  $("picture").hidden = $("asked").hidden = false;
+  const chosen = answer.query;
+  if (file || chosen) $("picture").src = shown || thumbnail(run, chosen.id);
+  $("picture").alt = file ? "the image that you gave" : chosen ? `the image that you chose: ${named(chosen)}` : "";
+  $("asked").textContent = file ? file.name || "pasted image" : chosen ? named(chosen) : `“${text}”`;
+  $("asked").title = chosen ? chosen.path : "";
+  $("asked").hidden = false;
+  $("picture").hidden = !file && !chosen;
   $("gallery").hidden = $("hint").hidden = true;
   const sides = document.createElement("div");
   sides.className = answer.runs.length > 1 ? "sides two" : "sides";
@@ -135,7 +143,7 @@ function side(found, place, answer) {
   if (told) head.append(Object.assign(document.createElement("small"), { textContent: told }));
   part.append(head);
   if (!found.results.length) {
-    const why = found.known ? `No image${label() ? " with this label" : ""} found.` : "This run’s index does not hold that image.";
+    const why = found.known ? `No image${label() || where() ? " that meets the conditions" : ""} found.` : "This run’s index does not hold that image.";
     part.append(Object.assign(document.createElement("p"), { className: "nothing", textContent: why }));
     return part;
   }
@@ -163,7 +171,7 @@ function card(image, run, rank, same) {
   const item = $("card").content.cloneNode(true).firstElementChild, button = item.firstElementChild;
   button.querySelector("img").src = thumbnail(run, image.id);
   button.querySelector("small").textContent = named(image);
-  button.title = image.path;
+  button.title = [image.path, ...Object.entries(image.data).map(([name, value]) => `${name}: ${value}`)].join("\n");
   let told = `more like this: ${named(image)}`;
   if (rank) {
     button.querySelector("b").textContent = minus(image.similarity);
@@ -171,18 +179,18 @@ function card(image, run, rank, same) {
     item.classList.toggle("same", Boolean(same));
   }
   button.setAttribute("aria-label", told);
-  button.addEventListener("click", () => go({ like: image.id, run, upload: null }));
+  button.addEventListener("click", () => go({ ...NOTHING, like: image.id, run }));
   return item;
 }
 
 async function browse() {
   const number = latest;
   try {
-    const page = await call(`/api/images?${query({ offset, limit: MOST, label: label() })}`);
+    const page = await call(`/api/images?${query({ offset, limit: MOST, label: label(), filter: filter() })}`);
     if (number !== latest) return;
     $("images").replaceChildren(...page.images.map((image) => card(image, 0, 0, false)));
     $("others").hidden = page.total <= MOST;
-    if (!page.total) $("status").textContent = "No image has this label.";
+    if (!page.total) $("status").textContent = "No image meets the conditions.";
   } catch (error) {
     $("error").textContent = error.message;
   }
@@ -213,10 +221,14 @@ addEventListener("drop", (event) => {
   if (file) ask(file);
 });
 $("ask").addEventListener("submit", (event) => event.preventDefault());
+$("text").addEventListener("keydown", (event) => {
+  const text = $("text").value.trim();
+  if (event.key === "Enter" && text) go({ ...NOTHING, text });
+});
 $("others").addEventListener("click", () => { offset += MOST; browse(); });
 $("home").addEventListener("click", (event) => {
   event.preventDefault();
-  $("label").value = "";
+  $("label").value = $("where").value = "";
   $("any").hidden = true;
   go(NOTHING);
 });
@@ -237,16 +249,18 @@ function refilter() {
 $("label").addEventListener("input", suggest);
 $("label").addEventListener("focus", suggest, { once: true });
 $("label").addEventListener("change", refilter);
+$("where").addEventListener("change", refilter);
 $("any").addEventListener("click", () => { $("label").value = ""; $("label").focus(); refilter(); });
 addEventListener("popstate", () => { readAddress(); show(); });
 
 function readAddress() {
   const given = new URLSearchParams(location.search), like = given.get("like");
   $("label").value = given.get("label") || "";
+  $("where").value = given.get("where") || "";
   $("any").hidden = !label();
   if (!history.state) {
     const known = like !== null && /^\d+$/.test(like);
-    history.replaceState({ like: known ? Number(like) : null, run: given.get("run") === "1" ? 1 : 0, upload: null }, "");
+    history.replaceState({ like: known ? Number(like) : null, run: given.get("run") === "1" ? 1 : 0, upload: null, text: given.get("text") }, "");
   }
 }
 
@@ -257,6 +271,12 @@ async function start() {
   try {
     about = await call("/api/about");
     const [first] = about.runs, dims = about.runs.map((run) => run.name).join(" and ");
+    const columns = first.columns.filter((name) => about.runs.every((run) => run.columns.includes(name)));
+    $("words").hidden = !about.runs.every((run) => run.reads_text);
+    $("conditions").hidden = !columns.length;
+    $("where").placeholder = columns.length ? `${columns[0]}<=20` : "";
+    $("where").title = `Columns: ${columns.join(", ")}. Join conditions by “and”.`;
+    $("drop").hidden = !about.runs.every((run) => run.reads_images);
     $("about").textContent = `${plural(first.images, "image", "images")} · ${dims}`;
   } catch (error) {
     $("error").textContent = error.message;

@@ -1,0 +1,174 @@
+"""Embeddings made elsewhere: an .npz or Parquet file of vectors with paths, labels and any other columns."""
+
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+
+from xbm.errors import InputError
+from xbm_app.search.filters import OPERATORS, OWN, plain
+from xbm_app.search.rows import Entry
+
+SUFFIXES = (".npz", ".parquet")
+VECTORS = ("embedding", "embeddings", "vector", "vectors")  # names of the column that is not metadata
+PATHS, LABELS = ("path", "paths"), ("label", "labels")
+RESERVED = ("id", "ids", "classes")  # ids are the index's own
+ROWS = 20_000  # read at once
+
+Batch = tuple[list[Entry], np.ndarray]  # and (B, D) float32 unit rows
+
+
+def is_embeddings(source: Path) -> bool:
+    """Whether a file holds vectors: every .npz, and a Parquet table with a column of vectors."""
+    if source.suffix.lower() == ".npz":
+        return source.is_file()
+    return source.suffix.lower() == ".parquet" and source.is_file() and _vector_column(_schema(source)) is not None
+
+
+def read_embeddings(source: Path) -> Iterator[Batch]:
+    """Yields the rows of a file in batches, with vectors scaled to unit length.
+
+    A row is known by its path or, without paths, by its number. Other columns of numbers or texts are its metadata.
+
+    Raises:
+        InputError: the file cannot be read, or a vector is NaN, infinite or zero.
+    """
+    read = _read_npz if source.suffix.lower() == ".npz" else _read_parquet
+    first = 0
+    for columns in read(source):
+        name = next(name for name in VECTORS if name in columns)
+        vectors = _unit(np.asarray(columns.pop(name), np.float32), first, source)
+        yield _entries(columns, vectors, first, source), vectors
+        first += len(vectors)
+    if not first:
+        raise InputError(f"{source} contains no embeddings: give a file with at least one row")
+
+
+def _entries(columns: Mapping[str, Any], vectors: np.ndarray, first: int, source: Path) -> list[Entry]:
+    paths, labels = (next((columns[name] for name in names if name in columns), None) for names in (PATHS, LABELS))
+    classes = columns.get("classes")
+    data = metadata_columns({name: values for name, values in columns.items() if name not in (*PATHS, *LABELS, *RESERVED)})
+    entries = []
+    for row, vector in enumerate(vectors):
+        path = str(first + row) if paths is None else str(paths[row] or "")
+        if not path:
+            raise InputError(f"{source}, row {first + row}: the path is empty: name the row, or leave the column out")
+        label = "" if labels is None or labels[row] is None else str(labels[row] if classes is None else classes[labels[row]])
+        entry = Entry(path, label, len(vector), 0, data={name: plain(values[row]) for name, values in data.items()})
+        # the vector and its metadata take the place of the time of a file: other ones are another version of the row
+        entries.append(replace(entry, time=zlib.crc32(vector.tobytes(), zlib.crc32(repr(entry.data).encode()))))
+    return entries
+
+
+def metadata_columns(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns whose names can be used in a filter.
+
+    Raises:
+        InputError: two names are the same but for upper and lower case.
+    """
+    usable = {
+        name: values
+        for name, values in columns.items()
+        if name.strip() and name not in (*OWN, *RESERVED) and not any(sign in name for sign in ('"', *OPERATORS, "!"))
+    }
+    folded = {name.casefold(): name for name in usable}
+    for name in usable:
+        if folded[name.casefold()] != name:
+            raise InputError(
+                f"the columns {name!r} and {folded[name.casefold()]!r} differ in upper and lower case only: rename one"
+            )
+    return usable
+
+
+def _unit(vectors: np.ndarray, first: int, source: Path) -> np.ndarray:
+    if vectors.ndim != 2 or vectors.shape[1] == 0:
+        raise InputError(
+            f"{source} must hold one vector per row, all of the same length, got an array of shape {vectors.shape}"
+        )
+    length = np.linalg.norm(vectors, axis=1, keepdims=True)
+    unsound = np.flatnonzero(~(np.isfinite(length) & (length > 0))[:, 0])
+    if len(unsound):
+        raise InputError(
+            f"{source}, row {first + unsound[0]}: the vector is zero or not finite: remove the row or embed it again"
+        )
+    return np.ascontiguousarray(vectors / length)
+
+
+# ------------------------------------------------------------------ the two formats
+
+
+def _read_npz(source: Path) -> Iterator[dict[str, Any]]:
+    try:
+        with np.load(source, allow_pickle=False) as arrays:
+            columns = {name: arrays[name] for name in arrays.files}
+    except FileNotFoundError:
+        raise InputError(f"{source} does not exist: pass an .npz or .parquet file with embeddings") from None
+    except (OSError, ValueError, BadZipFile, EOFError, KeyError) as error:
+        raise InputError(f"{source} cannot be read as an .npz file ({error}): write it again") from None
+    name = next((name for name in VECTORS if name in columns), None)
+    if name is None:
+        raise InputError(f"{source} has no array named {', '.join(VECTORS)}, but {', '.join(columns) or 'nothing'}: rename one")
+    count = len(columns[name]) if columns[name].ndim else 0
+    classes = {"classes": columns["classes"]} if "classes" in columns else {}
+    rows = {name: values for name, values in columns.items() if values.ndim and len(values) == count and name not in classes}
+    rows = {each: values for each, values in rows.items() if each == name or values.ndim == 1}
+    for start in range(0, count, ROWS):
+        yield {**{each: values[start : start + ROWS] for each, values in rows.items()}, **classes}
+
+
+def _schema(source: Path) -> Any:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        return pyarrow.parquet.read_schema(source)
+    except FileNotFoundError:
+        raise InputError(f"{source} does not exist: pass an .npz or .parquet file with embeddings") from None
+    except (OSError, pyarrow.ArrowException) as error:
+        raise InputError(f"{source} cannot be read as Parquet ({error}): write it again") from None
+
+
+def _is_list(kind: Any) -> bool:
+    import pyarrow.types as types
+
+    return types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+
+
+def _vector_column(schema: Any) -> str | None:
+    import pyarrow.types as types
+
+    lists = [field.name for field in schema if _is_list(field.type) and types.is_floating(field.type.value_type)]
+    named = [name for name in VECTORS if name in lists]
+    return (named or lists or [None])[0]
+
+
+def _read_parquet(source: Path) -> Iterator[dict[str, Any]]:
+    import pyarrow
+    import pyarrow.parquet
+
+    schema = _schema(source)
+    name = _vector_column(schema)
+    if name is None:
+        raise InputError(f"{source} has no column of vectors (lists of numbers): add one named embedding")
+    used = [name, *(field.name for field in schema if not _is_list(field.type) and not pyarrow.types.is_struct(field.type))]
+    try:
+        with pyarrow.parquet.ParquetFile(source) as file:
+            for batch in file.iter_batches(ROWS, columns=used):
+                columns: dict[str, Any] = {each: batch.column(each).to_pylist() for each in used if each != name}
+                yield {VECTORS[0]: _matrix(batch.column(name), source), **columns}
+    except (OSError, pyarrow.ArrowException) as error:
+        raise InputError(f"{source} cannot be read as Parquet ({error}): write it again") from None
+
+
+def _matrix(lists: Any, source: Path) -> np.ndarray:
+    """(B, D): the rows of a column of lists."""
+    flat = lists.flatten().to_numpy(zero_copy_only=False)
+    if lists.null_count or not len(lists) or len(flat) % len(lists):
+        raise InputError(f"{source}: the vectors are missing or differ in length in some rows: correct the column")
+    if not hasattr(lists.type, "list_size") and len({len(row) for row in lists}) > 1:
+        raise InputError(f"{source}: the vectors differ in length: correct the column")
+    return flat.reshape(len(lists), -1)

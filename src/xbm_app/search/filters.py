@@ -1,0 +1,119 @@
+"""Filters on what an index stores about its rows: `label=cat`, `price<=20`, `color!=red`."""
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from xbm.errors import InputError, unknown
+
+Value = str | int | float | None  # of a metadata column
+OWN = ("label", "path")  # what every row has
+OPERATORS = ("<=", ">=", "!=", "=", "<", ">")
+SYNTAX = re.compile(r"\s*([^<>=!]+?)\s*(<=|>=|!=|=|<|>)\s*(.*?)\s*", re.DOTALL)
+NUMBER = re.compile(r"-?(0|[1-9]\d{0,17})(\.\d+)?([eE][-+]?\d{1,2})?")
+
+
+class Filter(NamedTuple):
+    """A condition on one column. A number is compared with numbers only, a text with texts."""
+
+    column: str
+    operator: str
+    value: Value
+
+    def __str__(self) -> str:
+        return f"{self.column}{self.operator}{self.value}"
+
+
+def parse_filter(text: str) -> Filter:
+    """Reads a condition; a value that looks like a number is one.
+
+    Example:
+        >>> parse_filter("price <= 20"), parse_filter("color=red")
+        (Filter(column='price', operator='<=', value=20), Filter(column='color', operator='=', value='red'))
+
+    Raises:
+        InputError: it is not a condition.
+    """
+    parts = SYNTAX.fullmatch(text)
+    if parts is None:
+        raise InputError(f"a filter is a column, one of {' '.join(OPERATORS)}, and a value, such as price<=20; got {text!r}")
+    column, operator, value = parts.groups()
+    return Filter(column, operator, value if column in OWN else plain(value))
+
+
+def filters_of(texts: Iterable[str] | None, label: str | None = None) -> tuple[Filter, ...]:
+    """The conditions in some texts, and the one that the label is `label`."""
+    labels = () if label is None else (Filter("label", "=", label),)
+    return (*labels, *(parse_filter(text) for text in texts or ()))
+
+
+def plain(value: Any) -> Value:
+    """A value as it is stored: texts that look like numbers, and truth values, become numbers.
+
+    Example:
+        >>> plain("20"), plain("2.5e1"), plain(True), plain("red"), plain("007"), plain("")
+        (20, 25.0, 1, 'red', '007', None)
+    """
+    if value is None or value == "" or value != value:
+        return None
+    if isinstance(value, bool):
+        return int(value)
+    if isinstance(value, int | float):
+        return value
+    text = str(value)
+    match = NUMBER.fullmatch(text)
+    if match is None:
+        return text
+    return float(text) if match[2] or match[3] else int(text)
+
+
+def check_columns(filters: Sequence[Filter], columns: Iterable[str]) -> None:
+    """Raises InputError for a filter on a column that the index does not have."""
+    known = [*OWN, *columns]
+    for each in filters:
+        if each.column not in known:
+            raise unknown("column", each.column, known)
+
+
+def sql(each: Filter) -> tuple[str, list[Value]]:
+    """A filter in SQL, with its values, of images `i` and their metadata `m`. The name of the column has been checked."""
+    column = f"i.{each.column}" if each.column in OWN else f'm."{each.column}"'
+    if each.operator == "=":
+        return f"{column} IS ?", [each.value]
+    if each.operator == "!=":
+        return f"{column} IS NOT ?", [each.value]
+    kind = "=" if isinstance(each.value, str) else "!="
+    return f"({column} {each.operator} ? AND typeof({column}) {kind} 'text')", [each.value]
+
+
+def expression(each: Filter) -> str:
+    """A filter in Milvus's language."""
+    column = each.column if each.column in OWN else f"data[{json.dumps(each.column, ensure_ascii=False)}]"
+    if each.value is None:
+        if each.column in OWN:
+            return f'{column} {"==" if each.operator == "=" else "!="} ""' if each.operator in ("=", "!=") else "id < 0"
+        return {"=": f"not exists {column}", "!=": f"exists {column}"}.get(each.operator, "id < 0")
+    value = json.dumps(each.value, ensure_ascii=False)
+    if each.operator == "=":
+        return f"{column} == {value}"
+    if each.operator == "!=":
+        return f"{column} != {value}" if each.column in OWN else f"(not exists {column} or {column} != {value})"
+    return f"{column} {each.operator} {value}"
+
+
+def matches(each: Filter, row: Mapping[str, Value]) -> bool:
+    """Whether a row meets the condition: what every engine has to compute.
+
+    Example:
+        >>> matches(parse_filter("price<20"), {"price": 3}), matches(parse_filter("price<20"), {"price": "cheap"})
+        (True, False)
+    """
+    value = row.get(each.column)
+    if each.operator in ("=", "!="):
+        return (value == each.value) == (each.operator == "=")
+    if value is None or each.value is None or isinstance(value, str) != isinstance(each.value, str):
+        return False
+    a: Any = value
+    b: Any = each.value
+    return {"<": a < b, "<=": a <= b, ">": a > b, ">=": a >= b}[each.operator]

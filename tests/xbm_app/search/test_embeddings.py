@@ -1,0 +1,161 @@
+"""Embeddings made elsewhere, and encoders of the user's own."""
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from tests.xbm_app.search.test_neighbours import unit
+from xbm.errors import InputError
+from xbm_app.cli import app
+from xbm_app.search.catalogue import Catalogue
+from xbm_app.search.embeddings import is_embeddings, read_embeddings
+from xbm_app.search.encoders import OwnEncoder
+from xbm_app.search.filters import filters_of
+from xbm_app.search.searcher import Searcher
+from xbm_app.search.update import Changes, update, update_embeddings
+
+COLUMNS = {"path": [f"{k}.png" for k in range(9)], "label": list("aabbccddd"), "price": [*range(8), None]}
+
+
+def table(path, vectors, kind="fixed", name="embedding", /, **columns):
+    if kind == "fixed":
+        lists = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), vectors.shape[1])
+    else:
+        lists = pa.array([row.tolist() for row in vectors], pa.list_(pa.float64()))
+    pq.write_table(pa.table({**columns, name: lists}), path)
+    return path
+
+
+@pytest.mark.parametrize(("kind", "name"), [("fixed", "embedding"), ("lists", "clip_features")])
+def test_a_parquet_table_becomes_rows_with_metadata(tmp_path, kind, name):
+    vectors = 3 * unit(9, dim=5)
+    file = table(tmp_path / "rows.parquet", vectors, kind, name, **COLUMNS)
+    ((entries, rows),) = read_embeddings(file)
+    assert is_embeddings(file) and np.allclose(rows, vectors / 3, atol=1e-6)
+    assert [(e.path, e.label, e.data) for e in entries[7:]] == [("7.png", "d", {"price": 7}), ("8.png", "d", {"price": None})]
+
+
+def test_what_xbm_embed_writes_can_be_indexed(tmp_path):
+    file, names = tmp_path / "rows.npz", np.array(["cat", "dog"])
+    np.savez(file, embeddings=unit(3), labels=[0, 1, 1], ids=[7, 8, 9], paths=["a", "b", "c"], classes=names, price=[1.5, 2, 3])
+    ((entries, _),) = read_embeddings(file)
+    assert [(e.path, e.label, e.data) for e in entries] == [
+        ("a", "cat", {"price": 1.5}), ("b", "dog", {"price": 2.0}), ("c", "dog", {"price": 3.0}),
+    ]  # fmt: skip
+
+
+def test_rows_without_names_are_numbered_across_batches(tmp_path, monkeypatch):
+    monkeypatch.setattr("xbm_app.search.embeddings.ROWS", 4)
+    np.savez(tmp_path / "rows.npz", vectors=unit(9))
+    batches = list(read_embeddings(tmp_path / "rows.npz"))
+    assert [len(rows) for _, rows in batches] == [4, 4, 1]
+    assert [entry.path for entries, _ in batches for entry in entries] == [str(k) for k in range(9)]
+
+
+def test_indexing_again_follows_the_file(tmp_path):
+    vectors, out = unit(9, dim=5), tmp_path / "index"
+    assert update_embeddings(table(tmp_path / "a.parquet", vectors, **COLUMNS), out, None, pytest.fail) == Changes(new=9)
+    vectors[3] = -vectors[3]
+    columns = {name: values[:8] for name, values in {**COLUMNS, "price": [0, 1, 2, 3, 4, 5, 6, 70, 8]}.items()}
+    file = table(tmp_path / "a.parquet", vectors[:8], **columns)
+    assert update_embeddings(file, out, None, pytest.fail) == Changes(changed=2, removed=1, unchanged=6)
+    assert update_embeddings(file, out, None, pytest.fail) == Changes(unchanged=8)
+    searcher = Searcher(out)
+    best, *others = searcher.search(vectors[3], 8)
+    assert best.path == "3.png" and best.similarity == pytest.approx(1) and best.data == {"price": 3} and len(others) == 7
+    assert [hit.path for hit in searcher.search(vectors[0], 8, filters_of(["price>6"]))] == ["7.png"]
+    with pytest.raises(InputError, match="not of"):
+        update_embeddings(table(tmp_path / "b.parquet", vectors, **COLUMNS), out, None, pytest.fail)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (lambda v: v.__setitem__((4, 0), np.nan), "row 4"),
+        (lambda v: v.__setitem__(4, 0), "row 4"),
+        (lambda v: v.__setitem__((4, 1), np.inf), "row 4"),
+    ],
+)
+def test_unsound_vectors_are_refused_and_named(tmp_path, spoil, says):
+    vectors = unit(9)
+    spoil(vectors)
+    with pytest.raises(InputError, match=says):
+        list(read_embeddings(table(tmp_path / "rows.parquet", vectors)))
+
+
+def test_repeated_paths_other_lengths_and_clashing_columns_are_refused(tmp_path):
+    with pytest.raises(InputError, match="two rows with the path a"):
+        update_embeddings(table(tmp_path / "a.parquet", unit(2), path=["a", "a"]), tmp_path / "1", None, pytest.fail)
+    ragged = pa.array([[1.0, 0.0], [1.0], [1.0, 0.0, 0.0]], pa.list_(pa.float32()))
+    pq.write_table(pa.table({"embedding": ragged}), tmp_path / "b.parquet")
+    with pytest.raises(InputError, match="length"):
+        list(read_embeddings(tmp_path / "b.parquet"))
+    with pytest.raises(InputError, match="upper and lower case"):
+        list(read_embeddings(table(tmp_path / "c.parquet", unit(2), Price=[1, 2], price=[1, 2])))
+    np.savez(tmp_path / "d.npz", x=np.eye(3))
+    with pytest.raises(InputError, match="rename"):
+        list(read_embeddings(tmp_path / "d.npz"))
+    (tmp_path / "e.npz").write_bytes(b"PK\3\4 not an archive")
+    with pytest.raises(InputError, match="cannot be read"):
+        list(read_embeddings(tmp_path / "e.npz"))
+
+
+def test_a_text_finds_images_by_an_encoder_of_ones_own(own_encoder, colors, tmp_path):
+    encoder = OwnEncoder(f"{own_encoder}:Encoder")
+    assert update(encoder, colors, tmp_path / "index", pytest.fail, quiet=True) == Changes(new=4)
+    searcher = Searcher(tmp_path / "index", encoder=encoder)
+    assert [hit.path for hit in searcher.search(searcher.embed_text("red"), 2)] == ["photos/0.png", "photos/1.png"]
+    assert [hit.path for hit in searcher.search(searcher.embed_text("red"), 1, filters_of(["price>=20"]))] == ["photos/3.png"]
+    assert searcher.search(searcher.embed(Image.new("RGB", (9, 9), (0, 0, 99))), 1)[0].path == "photos/3.png"
+    with pytest.raises(InputError, match="contains no model"):
+        Searcher(tmp_path / "index").embed_text("red")
+    with pytest.raises(InputError, match="was made by"):
+        Searcher(tmp_path / "index", encoder=OwnEncoder(f"{own_encoder}:images_only"))
+
+
+def test_encoders_that_do_not_fit_are_refused(own_encoder, colors, tmp_path):
+    for name, says in {
+        "toy": "module:object", "no_such_module:x": "no module", f"{own_encoder}:COLORS": "not a function",
+        f"{own_encoder}:no": "not a function",
+    }.items():  # fmt: skip
+        with pytest.raises(InputError, match=says):
+            OwnEncoder(name)
+    with pytest.raises(InputError, match="not finite"):
+        update(OwnEncoder(f"{own_encoder}:broken"), colors, tmp_path / "index", pytest.fail, quiet=True)
+    with pytest.raises(InputError, match="encode_text"):
+        OwnEncoder(f"{own_encoder}:images_only").embed_text(["red"])
+
+
+def test_the_commands_take_embeddings_encoders_texts_and_filters(own_encoder, colors, tmp_path, monkeypatch):
+    def run(*words):
+        result = CliRunner().invoke(app, [str(word) for word in words])
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return result.output
+
+    index, encoder = tmp_path / "index", f"{own_encoder}:Encoder"
+    assert "4 embedded" in run("index", colors, "--encoder", encoder, "--out", index)
+    words = ("search", index, "--encoder", encoder, "--text", "red", "--json", "--filter", "price>0")
+    (answer,) = json.loads(run(*words))
+    assert answer["query"] == "red" and answer["results"][0]["price"] == 10
+    page = tmp_path / "page.html"
+    assert "price" in run("search", index, "--encoder", encoder, "--text", "red", "--sheet", page) and page.exists()
+    with pytest.raises(InputError, match="meets price>99"):
+        run("search", index, "--encoder", encoder, "--text", "red", "--filter", "price>99")
+    rows = table(tmp_path / "rows.parquet", unit(4), path=[f"photos/{k}.png" for k in range(4)])
+    assert "4 embedded" in run("index", rows, tmp_path, "--out", tmp_path / "other")
+    assert all(Catalogue(tmp_path / "other").thumbnail(image) for image in (1, 2, 3, 4))
+    for words, says in (
+        (("index", rows), "--out"), (("index", tmp_path), "pass the images"), (("search", index), "nothing to search for"),
+        (("search", tmp_path / "other", tmp_path / "photos/0.png"), None),
+    ):  # fmt: skip
+        if says is None:
+            assert "contains no model" in CliRunner().invoke(app, [str(word) for word in words]).output
+        else:
+            with pytest.raises(InputError, match=says):
+                run(*words)
