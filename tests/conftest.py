@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from tests.tiny import draw_photos, tiny_config
-
 
 @pytest.fixture(autouse=True)
 def _same_numbers_every_time() -> None:
@@ -39,12 +37,15 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def own_photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tests.tiny import draw_photos  # it needs the applications' packages, which the library's tests do without
+
     return draw_photos(tmp_path_factory.mktemp("own") / "photos")
 
 
 @pytest.fixture(scope="session")
 def finished(own_photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that nobody may change."""
+    from tests.tiny import tiny_config
     from xbm_app.train.loop import train
 
     torch.set_num_threads(1)
@@ -56,6 +57,7 @@ def finished(own_photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 @pytest.fixture(scope="session")
 def searchable(own_photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that tells images apart, as `finished` hardly does; nobody may change it either."""
+    from tests.tiny import tiny_config
     from xbm_app.train.loop import train
 
     torch.set_num_threads(1)

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from tests.same import same
 from xbm.__main__ import main
 from xbm_app.main import main as run_app
 from xbm_app.train.config import Config, override
@@ -76,18 +77,6 @@ def call(name: str, entry: Callable[[], None], words: tuple[object, ...]) -> Ans
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else 1
     return Answer(code, out.getvalue(), err.getvalue())
-
-
-def same(one: Any, other: Any, where: str = "") -> list[str]:
-    """Where two nested values differ, bit for bit."""
-    if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
-        return [place for key in one for place in same(one[key], other[key], f"{where}/{key}")]
-    if isinstance(one, list | tuple) and isinstance(other, list | tuple) and len(one) == len(other):
-        return [place for k, (a, b) in enumerate(zip(one, other)) for place in same(a, b, f"{where}/{k}")]
-    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        alike = one.dtype == other.dtype and one.shape == other.shape
-        return [] if alike and one.numpy().tobytes() == other.numpy().tobytes() else [where]
-    return [] if type(one) is type(other) and (one == other or (one != one and other != other)) else [where]
 
 
 def differences(one: Path, other: Path) -> list[str]:

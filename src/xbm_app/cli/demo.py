@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from xbm.errors import InputError
-from xbm_app.cli.tables import print_rows
+from xbm_app.cli.tables import check_json, print_rows
 from xbm_app.files import write_json
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ def demo(
 
     from rich.console import Console
 
+    check_json(json)
     start = time.monotonic()
     console = Console()
     runs = run_demo(out, seeds, iterations or ITERATIONS, say=lambda text: console.print(text, highlight=False))

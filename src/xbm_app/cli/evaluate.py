@@ -9,7 +9,7 @@ from zipfile import BadZipFile
 import typer
 
 from xbm.errors import InputError, unknown
-from xbm_app.cli.tables import print_rows
+from xbm_app.cli.tables import check_json, print_rows
 from xbm_app.files import write_json
 
 # The names in the file, and the arguments of xbm.retrieval.evaluate that they become.
@@ -21,6 +21,7 @@ ARRAYS = {
     "gallery_labels": "gallery_labels",
     "gallery_ids": "gallery_ids",
 }
+LARGEST_K = (1 << 31) - 1
 NOT_SCORED = ("paths", "classes")  # for people; `xbm embed` writes them too
 
 
@@ -34,6 +35,7 @@ def evaluate(
 
     Examples: `xbm evaluate runs/2026-01-31_120000_cars` · `xbm evaluate embeddings.npz --ks 1,10,100`
     """
+    check_json(json)
     if what.is_file() and what.suffix == ".npz":
         if root is not None:
             raise InputError("--root is the folder with a run's images: omit it for an .npz file")
@@ -54,9 +56,12 @@ def evaluate(
 
 def _whole(text: str) -> int:
     try:
-        return int(text)
+        value = int(text)
     except ValueError:
-        raise InputError(f"--ks takes integers separated by commas, such as 1,10,100, got {text!r}") from None
+        value = 0
+    if not 1 <= value <= LARGEST_K:
+        raise InputError(f"--ks takes integers of at least 1, separated by commas, such as 1,10,100, got {text!r}")
+    return value
 
 
 def evaluate_npz(path: Path, ks: Sequence[int] = (1, 10, 100, 1000)) -> dict[str, float]:

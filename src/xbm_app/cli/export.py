@@ -1,12 +1,12 @@
 """`xbm embed` and `xbm export`: the embeddings of a trained model, or the model itself, for use elsewhere."""
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from xbm.errors import InputError
+from xbm_app.progress import note
 
 
 def embed(
@@ -30,12 +30,12 @@ def embed(
 
     if not images.is_dir():
         raise InputError(f"{images} is not a folder: pass the folder with the images")
-    paths = image_files(images)
+    paths = image_files(images, note)
     if not paths:
         raise InputError(f"{images} contains no images (jpg, png, webp, ...): pass another folder")
     model = load(run)
     image_set = ImageSet("images", np.zeros(len(paths), np.int64), ["image"], root=images, paths=paths)
-    read, embedded = model.embed_readable(image_set, lambda error: print(f"note: {error}", file=sys.stderr))
+    read, embedded = model.embed_readable(image_set, note)
     if not len(read):
         raise InputError(f"none of the images in {images} can be read: repair them, or pass another folder")
     left_out = f", {len(paths) - len(read):,} images left out" if len(read) < len(paths) else ""
@@ -53,7 +53,7 @@ def embed(
 
             flat = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), vectors.shape[1])
             columns = {"id": np.arange(len(paths)), "path": paths, "label": folders, "embedding": flat}
-            pq.write_table(pa.table(columns), temporary)
+            pq.write_table(pa.table(columns), temporary, write_page_checksum=True)
     print(f"{len(paths):,} embeddings of {vectors.shape[1]} dimensions in {out}{left_out}")
 
 

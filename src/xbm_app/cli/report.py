@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from xbm.errors import InputError
-from xbm_app.cli.tables import print_rows
-from xbm_app.files import write_json
+from xbm_app.cli.tables import check_json, check_page, print_rows
+from xbm_app.files import reading, write_json
 
 
 def report(
@@ -20,7 +20,9 @@ def report(
     """
     from xbm_app.report.run_folders import report_runs
 
-    print(report_runs([run], out or run / "report.html"))
+    page = out or run / "report.html"
+    check_page(page)
+    print(report_runs([run], page))
 
 
 def compare(
@@ -34,12 +36,13 @@ def compare(
     from xbm_app.report.run_folders import read_result, report_runs
     from xbm_app.report.statistics import metric_title
 
+    check_page(out)
     results = [read_result(run) for run in runs]
     names = [name for name in results[0] if name.startswith("recall@") and not name.endswith("_std")] + ["map@r"]
-    rows = [
-        [run.name, *(f"{100 * result[name]:.2f}" if name in result else "–" for name in names)]
-        for run, result in zip(runs, results)
-    ]
+    rows = []
+    for run, result in zip(runs, results):
+        with reading(run / "result.json"):
+            rows.append([run.name, *(f"{100 * result[name]:.2f}" if name in result else "–" for name in names)])
     print_rows(["run, in percent", *map(metric_title, names)], rows, numbers=True)
     print(report_runs(runs, out))
 
@@ -56,6 +59,7 @@ def drift(
 
     Example: `xbm drift runs/2026-01-31_120000_cars`
     """
+    check_json(json)
     if out is not None and out.suffix != ".svg":
         raise InputError(f"{out} must end in .svg")
     from xbm_app.report.printed_figures import draw_drift, drift_table, drift_values

@@ -1,7 +1,11 @@
-"""Tables on the terminal; in files and pipes nothing is cut to fit."""
+"""What commands give out: tables on the terminal, not cut to fit in files and pipes; and names of files that they may write."""
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from xbm.errors import InputError
+from xbm_app.progress import printable
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -22,8 +26,20 @@ def print_rows(head: Sequence[str], rows: Iterable[Sequence[str]], numbers: bool
     for column, title in enumerate(head):
         table.add_column(title, justify="right" if numbers and column else "left")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(printable, row))
     print_table(table)
+
+
+def check_page(out: Path) -> None:
+    """Refuses to write a page over a file that is something else, such as a picture."""
+    if out.suffix.lower() not in (".html", ".htm"):
+        raise InputError(f"{out} must end in .html")
+
+
+def check_json(out: Path | None) -> None:
+    """Refuses to write scores over a file that is something else."""
+    if out is not None and out.suffix.lower() != ".json":
+        raise InputError(f"{out} must end in .json")
 
 
 def print_table(table: "Table") -> None:

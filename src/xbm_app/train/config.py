@@ -3,15 +3,20 @@
 import math
 import textwrap
 import types
+import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from xbm.errors import InputError, unknown
-from xbm_app.files import replacing
+from xbm.errors import DamagedFileError, InputError, unknown
+from xbm_app.files import replacing, verify
 
 LARGEST_SEED = (1 << 63) - 1
+LARGEST = (1 << 31) - 1  # of any other whole number
+LARGEST_FLOAT = 1e18  # the product of two still fits in float32
+LARGEST_RATIO = 1000
 
 
 @dataclass(frozen=True)
@@ -27,16 +32,22 @@ class Data:
     fold: int = 0  # which of the disjoint sets of training classes is held out, from 0
     noise: float = 0.0  # share of the training labels replaced by wrong ones, to measure robustness
     skip_problems: bool = False  # leave out broken, tiny and duplicate images, and classes with a single image
+    interpolation: str = "bilinear"  # how images are resized: bilinear, or bicubic, as most models of timm were trained
+    features: str | None = None  # folder for the features of a frozen trunk, to share them between runs; None: the run folder
 
 
 @dataclass(frozen=True)
 class Model:
     trunk: str = "googlenet"  # googlenet, googlenet_bvlc, resnet50, bn_inception, efficientnet_lite0, small, timm/NAME
     dim: int = 512  # D
-    pooling: str = "average"  # average (the paper) or max (its released code)
+    pooling: str = "average"  # average (the paper), max (its released code), or own (that of the timm model)
     weights: str = "imagenet"  # imagenet, none, or a file
+    head_init: str = "uniform"  # uniform (that of nn.Linear), or kaiming (normal, fan out, no bias: the released code)
     freeze_batch_norm: bool = False  # as the supplementary does for CUB and Cars
     trunk_lr: float = 1.0  # learning rate of the trunk, as a multiple of the head's (the supplementary: 0.1)
+    freeze: str = "none"  # what is not trained: none, trunk (its features are computed once), blocks:N (the stem and N blocks)
+    compile: bool = False  # run the trunk through torch.compile in training
+    checkpointing: bool = False  # recompute activations in the backward pass: slower, in less memory; timm models only
 
 
 @dataclass(frozen=True)
@@ -45,19 +56,22 @@ class Batch:
     per_class: int = 4  # K
     sampler: str = "pk"  # pk or shuffle
     accumulate: int = 1  # batches per optimizer step
+    chunk: int = 0  # images that are embedded at a time, for batches of thousands; 0: the whole batch
 
 
 @dataclass(frozen=True)
 class Loss:
-    name: str = "contrastive"
-    reduction: str = "sum"  # sum (the paper), mean, or balanced: negatives never outweigh positives
-    options: dict[str, float] = field(default_factory=dict)  # e.g. {margin: 0.5}
+    name: str = "contrastive"  # a loss of xbm, or pml/NAME for one of pytorch-metric-learning
+    reduction: str = "sum"  # sum (the paper), mean, or balanced: negatives never outweigh positives; not for pml/NAME
+    options: dict[str, float | bool | str] = field(default_factory=dict)  # e.g. {margin: 0.5}
     exclude: str | None = None  # rows that are the anchor itself: instance (None), or copy, as all presets have it
+    lr_factor: float = 1.0  # learning rate of the loss's own parameters (proxies), as a multiple of the head's
 
 
 @dataclass(frozen=True)
 class Memory:
     ratio: float = 1.0  # R_M = M / N; 0 trains without memory
+    size: int | None = None  # M in rows, of a queue; None: R_M · N
     update: str = "queue"  # queue, moving_average, backprop
     momentum: float | None = None  # m of the keyed updates; None: 0.9 for moving_average, 0 for backprop
     alpha: float = 0.1  # α of backprop
@@ -67,6 +81,7 @@ class Memory:
     batch_weight: float = 0.0  # weight of the in-batch loss once the memory is on (Algorithm 1: 0)
     weight: float = 1.0  # weight of the loss against the memory
     spread: str = "replicated"  # with several processes: replicated (all rows on each) or sharded (a part on each)
+    keys: float = 0.0  # m of a slow copy of the model that embeds what is enqueued (as MoCo); 0: the model itself
     reduction: str | None = None  # reduction of the loss against the memory; None: loss.reduction
     doubt: str = "keep"  # likely label errors: keep, or skip (ignore the row and its image until it is written again)
     dtype: str = "auto"  # storage type of the rows; auto: bfloat16 for a queue on a GPU, else float32
@@ -78,8 +93,13 @@ class Optim:
     weight_decay: float = 5e-4
     iterations: int = 34_000
     decay_at: tuple[int, ...] = (24_000,)  # lr × 0.1 at each
-    schedule: str = "step"  # step, or plateau: × 0.1 when the loss stalls (the released code)
+    schedule: str = "step"  # step, cosine, linear, or plateau: × 0.1 when R@1 on held-out classes stalls (the released code)
     precision: str = "auto"  # fp32, bf16, fp16; auto: bf16 on a GPU, fp32 on a CPU
+    name: str = "adam"  # adam (the paper), adamw, sgd; the last two spare norms and biases from weight decay
+    warmup: int = 0  # first iterations, in which the learning rate rises linearly
+    clip: float = 0.0  # largest norm of the gradient; 0: any
+    layer_decay: float = 1.0  # learning rate of a layer of the trunk, as a multiple of the next one's (transformers: 0.65)
+    ema: float = 0.0  # decay of an average of the weights, which is evaluated and saved (such as 0.999); 0: none
 
 
 @dataclass(frozen=True)
@@ -116,7 +136,7 @@ def from_dict(values: Mapping[str, Any], kind: type = Config, where: str = "") -
     Raises:
         InputError: an unknown key (naming the nearest valid one) or a value of the wrong type.
     """
-    hints = get_type_hints(kind)
+    hints = _hints(kind)
     arguments = {}
     for key, value in values.items():
         path = f"{where}{key}"
@@ -126,12 +146,17 @@ def from_dict(values: Mapping[str, Any], kind: type = Config, where: str = "") -
     return kind(**arguments)
 
 
+_hints = cache(get_type_hints)  # the types of a dataclass's fields: finding them takes longer than reading a config
+
+
 def override(config: Config, settings: Mapping[str, Any]) -> Config:
     """Returns the config with some settings changed: {"memory.ratio": 0.5}.
 
     Example:
         >>> override(Config(), {"memory.ratio": "0.5"}).memory.ratio
         0.5
+        >>> override(Config(), {"loss.options.margin": "0.4"}).loss.options
+        {'margin': 0.4}
     """
     for path, value in settings.items():
         config = _override(config, path.split("."), value, path)
@@ -144,14 +169,24 @@ def check(config: Config) -> None:
         "seed": 0, "batch.size": 1, "batch.per_class": 1, "batch.accumulate": 1, "memory.ratio": 0, "memory.start": 0,
         "memory.updates_per_step": 1, "optim.lr": 0, "optim.iterations": 1, "log.every": 1, "log.checkpoint_every": 1,
         "log.evaluate_every": 0, "data.holdout": 0, "data.fold": 0, "optim.weight_decay": 0, "memory.weight": 0,
-        "memory.batch_weight": 0, "memory.alpha": 0, "model.dim": 1, "data.resize": 1, "data.crop": 1,
+        "memory.batch_weight": 0, "memory.alpha": -1, "model.dim": 1, "data.resize": 1, "data.crop": 1, "optim.ema": 0,
+        "loss.lr_factor": 0, "memory.size": 1, "batch.chunk": 0, "optim.warmup": 0, "optim.clip": 0, "optim.layer_decay": 0,
     }  # fmt: skip
     values = flat(config)
     for name, lowest in least.items():
+        if values[name] is None:
+            continue
         if not values[name] >= lowest:
             raise InputError(f"{name} must be at least {lowest}, got {values[name]}")
         if values[name] == math.inf:
             raise InputError(f"{name} must be finite, got {values[name]}")
+        if isinstance(values[name], int) and values[name] > LARGEST and name != "seed":
+            raise InputError(f"{name} must be at most {LARGEST}, got {values[name]}")
+    for name, value in values.items():
+        if isinstance(value, float) and abs(value) > LARGEST_FLOAT:
+            raise InputError(f"{name} must be at most {LARGEST_FLOAT:g}, got {value}")
+    if config.memory.ratio > LARGEST_RATIO:
+        raise InputError(f"memory.ratio must be at most {LARGEST_RATIO}, got {config.memory.ratio}: 1 is one row per image")
     if config.seed > LARGEST_SEED:
         raise InputError(f"seed must be at most {LARGEST_SEED}, got {config.seed}")
     if config.memory.ratio and not config.memory.weight and not config.memory.batch_weight:
@@ -160,13 +195,22 @@ def check(config: Config) -> None:
         )
     if any(step < 0 for step in config.optim.decay_at):
         raise InputError(f"optim.decay_at must be iterations of at least 0, got {config.optim.decay_at}")
+    if config.optim.warmup and config.optim.schedule == "plateau":
+        raise InputError("optim.warmup needs a schedule that is known beforehand: set optim.schedule=step, cosine or linear")
+    if not 0 < config.optim.layer_decay <= 1 or config.optim.ema >= 1:
+        raise InputError("optim.layer_decay must be above 0 and at most 1, and optim.ema less than 1")
     for name, value in config.loss.options.items():
-        if not math.isfinite(value):
+        if not isinstance(value, str) and not math.isfinite(value):
             raise InputError(f"{name} in loss.options must be finite, got {value}")
     if config.log.evaluate_every and not config.data.holdout:
         raise InputError(
             "log.evaluate_every needs held-out training classes, because test classes are scored only at the end: "
             "set data.holdout=0.2, or log.evaluate_every=0"
+        )
+    if config.optim.schedule == "plateau" and not config.log.evaluate_every:
+        raise InputError(
+            "optim.schedule=plateau looks at R@1 on held-out training classes: set data.holdout=0.2 and "
+            "log.evaluate_every=1000, or optim.schedule=step"
         )
 
 
@@ -180,7 +224,12 @@ def flat(config: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def _override(node: Any, path: list[str], value: Any, full: str) -> Any:
-    hints = get_type_hints(type(node))
+    hints = _hints(type(node))  # type: ignore[arg-type]  # a class is hashable
+    if len(path) == 2 and get_origin(hints.get(path[0])) is dict:
+        try:
+            return replace(node, **{path[0]: {**getattr(node, path[0]), path[1]: _option(value)}})
+        except (ValueError, TypeError):
+            raise InputError(f"{full} must be a number, true or false, or a word, not {value!r}") from None
     if path[0] not in hints or (len(path) == 1) == is_dataclass(hints[path[0]]):
         raise unknown("setting", full, flat(Config()))
     if len(path) > 1:
@@ -204,7 +253,7 @@ def _convert(value: Any, hint: Any, path: str) -> Any:
             return tuple(_convert(item, get_args(hint)[0], path) for item in items)
         if origin is dict:
             parsed = _yaml(value) if isinstance(value, str) else value
-            return {str(k): _number(v) for k, v in dict(parsed or {}).items()}
+            return {str(name): _option(option) for name, option in dict(parsed or {}).items()}
         if hint is bool:
             return _boolean(value)
         if hint is int:
@@ -239,13 +288,30 @@ def _yaml(text: str) -> Any:
     import yaml
 
     try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError:
+        return _parsed(text)
+    except (yaml.YAMLError, RecursionError):
         raise ValueError from None
 
 
-def _number(value: Any) -> float:
-    return value if isinstance(value, bool) else float(value)
+def _parsed(text: str) -> Any:
+    """The values of a YAML text without aliases, of which a few lines can stand for gigabytes."""
+    import yaml
+
+    for token in yaml.scan(text, yaml.SafeLoader):
+        if isinstance(token, yaml.AliasToken):
+            raise yaml.YAMLError(f"line {token.start_mark.line + 1} has the alias *{token.value}: write the value itself")
+    return yaml.safe_load(text)
+
+
+def _option(value: Any) -> float | bool | str:
+    """A number, true or false, or a word; as text they are told apart as YAML does."""
+    parsed = _yaml(value) if isinstance(value, str) else value
+    if isinstance(parsed, bool):
+        return parsed
+    try:
+        return float(parsed)
+    except ValueError:
+        return parsed
 
 
 def _boolean(value: Any) -> bool:
@@ -270,7 +336,7 @@ def to_dict(config: Config) -> dict[str, Any]:
 def save(config: Config, path: Path) -> None:
     import yaml
 
-    with replacing(path) as temporary:
+    with replacing(path, checksum=True) as temporary:
         temporary.write_text(yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True), encoding="utf-8")
 
 
@@ -278,12 +344,16 @@ def load(path: Path) -> Config:
     import yaml
 
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        verify(path, warn=False)  # without a checksum, it is the user's own
+    except DamagedFileError:  # editing the config of a run is how to tell it that its data has moved
+        warnings.warn(f"{path} was edited or damaged since xbm wrote it: what it says now is used", stacklevel=1)
+    try:
+        values = _parsed(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         raise InputError(f"{path} does not exist: pass a run folder or a config file") from None
     except IsADirectoryError:
         raise InputError(f"{path} is a folder: pass a config file, such as {path / 'config.yaml'}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(f"{path} is not valid YAML ({textwrap.shorten(str(error), 300)}): correct it") from None
     if not isinstance(values, Mapping):
         raise InputError(f"{path} holds no settings: write `section:` and `key: value` lines")

@@ -31,8 +31,15 @@ def why_not(run: "RunState") -> str | None:
         return "only a GPU has graphs"
     if run.ranks.world > 1:
         return f"{run.ranks.world} processes communicate within it, and batch norm over all of them is not fused"
+    model, batch = run.config.model, run.config.batch
+    if model.freeze == "trunk":
+        return "the trunk is frozen, and a step of its features alone is short"
+    if model.compile or model.checkpointing or batch.chunk:
+        return "a trunk that is compiled, checkpointed or called in chunks takes steps of its own"
     if not isinstance(run.data.feed, ResidentFeed):
         return "the images are not on the device"
+    if not run.counts_pairs:
+        return "a loss of pytorch-metric-learning lists its pairs on the host"
     if run.scaler.is_enabled():
         return "float16 training inspects its gradients on the host"
     return None

@@ -1,10 +1,14 @@
 """The data of a run: read, checked and split when the run begins, then delivered to the model in batches."""
 
 import hashlib
+import json
 import math
+import os
 import sys
 import warnings
+import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,18 +21,21 @@ from xbm.distributed import Ranks
 from xbm.errors import InputError, unknown
 from xbm_app.data.benchmarks import BENCHMARKS, read_benchmark
 from xbm_app.data.check import BROKEN, check_dataset, report, skip_problems
+from xbm_app.data.decoding import UNREADABLE, open_image
 from xbm_app.data.feeds import Batches, DecodeFeed, Feed, ResidentFeed, StoreFeed
-from xbm_app.data.images import Dataset, ImageSet, Protocol, parts
+from xbm_app.data.images import Dataset, ImageSet, Protocol, missing_image, parts
 from xbm_app.data.own_images import read_folder, read_table, write_split
 from xbm_app.data.parallel import in_order
 from xbm_app.data.samplers import PKSampler, ShuffleSampler
 from xbm_app.data.store import Store, StoredSet, open_store, read_stored
 from xbm_app.data.transforms import Augmentation
+from xbm_app.files import verify
 from xbm_app.models import EmbeddingModel
 from xbm_app.train.config import Config, Data
 
 Batch = tuple[Tensor, Tensor, Tensor]  # images, labels, ids
 
+SAMPLED = 64  # images whose bytes are part of a fingerprint
 SPLIT = "split.csv"  # in the folder of a run on own data
 TABLES = (".csv", ".parquet")
 AUGMENTATIONS = {"paper": "crop", "official": "resized_crop", "shift": "shift", "none": "none"}
@@ -45,7 +52,8 @@ def read_data(data: Data, split: Path | None = None) -> Dataset:
     if data.name != "own" and data.name not in BENCHMARKS:
         raise unknown("data set", data.name, ["glyphs", "own", *BENCHMARKS])
     if data.root is None and data.store is not None:
-        return read_stored(Path(data.store))
+        dataset = read_stored(Path(data.store))
+        return skip_problems(dataset, check_dataset(dataset)) if data.skip_problems else dataset
     if data.root is None:
         option = "--data DIR" if data.name == "own" else "--root DIR"
         raise InputError(f"the folder with the images of {data.name} is not set: pass {option} (data.root)")
@@ -53,10 +61,10 @@ def read_data(data: Data, split: Path | None = None) -> Dataset:
     if data.name != "own":
         return read_benchmark(data.name, root)
     table = root.suffix.lower() in TABLES and not root.is_dir()
-    if split is not None and split.exists():
+    if split is not None and verify(split).exists():
         with warnings.catch_warnings(action="ignore"):  # the user saw them when the run began
             dataset = read_table(split, root.parent if table else root)
-        return _renamed(dataset, root.stem if table else root.resolve().name)
+        return _renamed(dataset, root.stem if table else os.path.basename(os.path.realpath(root)))
     return read_folder(root) if not table else read_table(root)
 
 
@@ -72,7 +80,7 @@ def _renamed(dataset: Dataset, name: str) -> Dataset:
 
 
 def begin_run(config: Config, folder: Path, ranks: Ranks | None = None) -> Dataset:
-    """Reads the data of a new run and creates its folder. With several processes the first one does, the others wait.
+    """Reads the data of a new run in its folder. With several processes the first one does, the others wait.
 
     The user's own data is checked before training, and its split into training and test images is written to `split.csv`:
     the run keeps to that split, even if images are added later.
@@ -84,7 +92,7 @@ def begin_run(config: Config, folder: Path, ranks: Ranks | None = None) -> Datas
         ranks.wait()
         return read_run(config, folder)
     dataset = read_data(config.data)
-    if config.data.name == "own":
+    if config.data.name == "own" and config.data.root is not None:  # a store has one split, whose images were readable
         problems = check_dataset(dataset)
         if problems:
             print(report(problems), file=sys.stderr)
@@ -105,8 +113,35 @@ def read_run(config: Config, folder: Path) -> Dataset:
     """Reads the data of a run as it was when the run began, with its held-out classes and label noise applied."""
     dataset = read_data(config.data, folder / SPLIT)
     if config.data.holdout:
+        test = dataset.protocols
         dataset = hold_out(dataset, config.data.holdout, config.data.fold)
+        if config.optim.schedule == "plateau":  # here they are held out for the schedule: the test classes score the result
+            dataset = replace(dataset, protocols=(*dataset.protocols, *test))
     return replace(dataset, train=flip_labels(dataset.train, config.data.noise)) if config.data.noise else dataset
+
+
+def fingerprint(images: ImageSet) -> dict[str, str]:
+    """Tells whether the images of a run are still the same: their list, and their sizes and the bytes of some of them.
+
+    Times do not matter, so a copy of the data has the same fingerprint. "source" is what was read: pixels from a store and
+    from files cannot be compared.
+    """
+    boxes = None if images.boxes is None else images.boxes.tolist()
+    listed = zlib.crc32(json.dumps([images.paths and list(images.paths), boxes, images.labels.tolist()]).encode())
+    some, content = np.unique(np.linspace(0, len(images) - 1, SAMPLED).astype(int)).tolist(), 0
+    if images.pixels is not None or isinstance(images, StoredSet):
+        source, parts = "pixels", [np.asarray(images.open(index)).tobytes() for index in some]
+    else:
+        assert images.root is not None and images.paths is not None
+        files = [images.root / path for path in images.paths]
+        try:
+            sizes = [file.stat().st_size for file in files]
+            source, parts = "files", [json.dumps(sizes).encode(), *(files[index].read_bytes() for index in some)]
+        except OSError as error:
+            raise missing_image(Path(error.filename)) from None
+    for part in parts:
+        content = zlib.crc32(part, content)
+    return {"list": f"{listed:08x}", "source": source, "content": f"{content:08x}"}
 
 
 def hold_out(dataset: Dataset, share: float, fold: int = 0) -> Dataset:
@@ -147,6 +182,21 @@ def flip_labels(images: ImageSet, share: float) -> ImageSet:
     return replace(images, labels=labels)
 
 
+def typical_side(images: ImageSet) -> int:
+    """The median of the longer sides of some images, in pixels; opens at most 200, and only their headers if possible."""
+    sides = []
+    for index in np.unique(np.linspace(0, len(images) - 1, min(len(images), 200)).astype(int)).tolist():
+        if images.boxes is not None:
+            left, top, right, bottom = images.boxes[index].tolist()
+            sides.append(max(right - left, bottom - top))
+        elif images.paths is not None and images.root is not None and (path := images.root / images.paths[index]).is_file():
+            with suppress(*UNREADABLE), open_image(path) as file:  # broken ones are reported later
+                sides.append(max(file.size))
+        else:
+            sides.append(max(images.open(index).size))
+    return int(np.median(sides)) if sides else sys.maxsize
+
+
 def augmentation_of(config: Config, model: EmbeddingModel) -> Augmentation:
     data = config.data
     if data.augmentation not in AUGMENTATIONS:
@@ -161,6 +211,7 @@ def augmentation_of(config: Config, model: EmbeddingModel) -> Augmentation:
         mean=model.mean,
         std=model.std,
         channels=len(model.mean),
+        interpolation=data.interpolation,
     )
 
 
@@ -206,11 +257,9 @@ class TrainingData:
         batches_per_step: how many batches one optimizer step reads.
     """
 
-    def __init__(
-        self, config: Config, images: ImageSet, augmentation: Augmentation, device: torch.device, ranks: Ranks
-    ) -> None:
+    def __init__(self, config: Config, feed: Feed, images: ImageSet, device: torch.device, ranks: Ranks) -> None:
         self.config, self.device, self.ranks = config, device, ranks
-        self.feed = feed_of(images, config, augmentation, device)
+        self.feed = feed
         self.sampler = sampler_of(images, config, ranks.rank, ranks.world)
         updates = config.memory.updates_per_step if config.memory.ratio else 1
         self.batches_per_step = updates * config.batch.accumulate

@@ -1,9 +1,9 @@
 """The end of a run: scores by the data set's own protocol, and the examples that the report shows."""
 
 import csv
-import json
 import platform
 import time
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -16,10 +16,9 @@ from xbm.memory import CrossBatchMemory
 from xbm.retrieval import cumulative, nearest
 from xbm_app.data.feeds import sweep
 from xbm_app.data.images import ImageSet, Protocol
-from xbm_app.files import read_checkpoint, replacing, write_json
+from xbm_app.files import read_checkpoint, read_json, replacing, write_json
 from xbm_app.progress import Console
 from xbm_app.train.cuda_graphs import without_benchmarking
-from xbm_app.train.dataset import feed_of
 from xbm_app.train.label_errors import MOST, LabelErrors, find_label_errors, too_many
 from xbm_app.train.load import EMBED_BATCH, Scores, score_protocols
 from xbm_app.train.state import RunState
@@ -36,7 +35,7 @@ def embed(run: RunState, images: ImageSet) -> Tensor:
 
     With several ranks each returns its part, consecutive images.
     """
-    feed = run.test_feeds.get(id(images)) or feed_of(images, run.config, run.augmentation, run.device)
+    feed = run.test_feeds.get(id(images)) or run.feed_of(images)
     if run.config.log.evaluate_every:  # a set that is scored again and again is loaded once
         run.test_feeds[id(images)] = feed
     was_training = run.model.training
@@ -56,17 +55,18 @@ def part_of_rank(count: int, batch_size: int, ranks: Ranks) -> tuple[int, int]:
     return first, min(stop, count)
 
 
-def score(run: RunState) -> tuple[Scores, dict[int, Tensor]]:
-    """The scores of every protocol, and the embeddings by `id(image_set)`."""
-    return score_protocols(run.dataset.protocols, partial(embed, run), run.ranks)
+def score(run: RunState, protocols: Sequence[Protocol]) -> tuple[Scores, dict[int, Tensor]]:
+    """The scores of these protocols, and the embeddings by `id(image_set)`."""
+    return score_protocols(protocols, partial(embed, run), run.ranks)
 
 
 def describe(run: RunState) -> str:
     train, query, ranks = run.dataset.train, run.dataset.protocols[0].query, run.ranks
+    what = "the features of a frozen trunk, without augmentation, of " if run.config.model.freeze == "trunk" else ""
     where = str(run.device) if ranks.world == 1 else f"{run.device.type}, {ranks.world} processes"
     return (
-        f"{run.config.data.name}: training on {len(train)} images of {train.num_classes} classes, testing on {len(query)} of "
-        f"{query.num_classes} classes; device {where}"
+        f"{run.config.data.name}: training on {what}{len(train)} images of {train.num_classes} classes, testing on "
+        f"{len(query)} of {query.num_classes} classes; device {where}"
     )
 
 
@@ -82,9 +82,11 @@ def finish(run: RunState, console: Console) -> dict[str, Any]:
         state, checkpoint = read_checkpoint(run.chosen, run.device), run.chosen
         run.load_weights(state)
         trained = state["step"]
+    elif run.average is not None:
+        run.average.load_into_model()
     names = ", ".join(protocol.name for protocol in run.dataset.protocols)
     console.say(f"scoring {checkpoint.name} (iteration {trained}) on {names}")
-    scores, embeddings = score(run)
+    scores, embeddings = score(run, run.dataset.protocols)
     train = run.dataset.train
     if run.label_memory is not None and too_many(run.label_memory, train.num_classes):
         warning = (
@@ -118,7 +120,7 @@ def finish(run: RunState, console: Console) -> dict[str, Any]:
             examples |= nearest_to_errors(run.label_memory, errors)
             write_label_errors(run, errors, console)
         write_examples(run, examples)
-        write_json(run.folder / "result.json", result)  # last: a run that has it is finished
+        write_json(run.folder / "result.json", result, checksum=True)  # last: a run that has it is finished
     return result
 
 
@@ -126,7 +128,10 @@ def write_label_errors(run: RunState, errors: LabelErrors, console: Console) -> 
     """Writes `doubted.csv`: the likely label errors at the end of a run, the most likely first, for a person to review."""
     images = run.dataset.train
     names = images.class_names
-    with replacing(run.folder / "doubted.csv") as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+    with (
+        replacing(run.folder / "doubted.csv", checksum=True) as temporary,
+        temporary.open("w", newline="", encoding="utf-8") as file,
+    ):
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["image", "label", "nearest", "lead"])
         for index, label, lead in zip(*(each.tolist() for each in errors)):
@@ -142,7 +147,7 @@ def cost_of_training(run: RunState, console: Console) -> dict[str, float | None]
     """Time and memory, before anything is scored; a finished run that is only scored again keeps what it had."""
     result = run.folder / "result.json"
     if not console.speed > 0 and result.exists():
-        before = json.loads(result.read_text())
+        before = read_json(result)
         return {name: before.get(name) for name in ("seconds_per_iteration", "peak_memory_bytes")}
     peak = torch.cuda.max_memory_allocated(run.device) if run.device.type == "cuda" else None
     return {"seconds_per_iteration": 1 / console.speed if console.speed > 0 else None, "peak_memory_bytes": peak}
@@ -171,7 +176,9 @@ def neighbours(protocol: Protocol, embeddings: dict[int, Tensor], ranks: Ranks) 
 
 
 def device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu, {torch.get_num_threads()} threads"
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"cpu, {torch.get_num_threads()} threads" if device.type == "cpu" else device.type
 
 
 def write_examples(run: RunState, arrays: dict[str, np.ndarray]) -> None:

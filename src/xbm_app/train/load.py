@@ -1,5 +1,6 @@
 """A trained model to use: `xbm.load(run).embed(images)`; and its scores by the data set's own protocol."""
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,17 +14,17 @@ from torch import Tensor
 from xbm.distributed import Ranks
 from xbm.errors import DamagedFileError, InputError
 from xbm.retrieval import score as score_protocol
+from xbm_app.data.decoding import fit
 from xbm_app.data.feeds import DecodeFeed, sweep
 from xbm_app.data.images import ImageSet, Protocol, readable
-from xbm_app.data.transforms import as_channels, centre_params, cut, fit
-from xbm_app.files import read_checkpoint
+from xbm_app.data.transforms import as_channels, centre_params, cut
+from xbm_app.files import read_checkpoint, reading
 from xbm_app.train.config import Config, from_dict, override
 from xbm_app.train.dataset import augmentation_of, read_run
-from xbm_app.train.state import model_of, pick_device
+from xbm_app.train.run_model import EMBED_BATCH, model_of
+from xbm_app.train.state import pick_device
 
 Scores = dict[str, dict[str, float]]  # by protocol and metric
-
-EMBED_BATCH = 256  # images per forward pass: scores are bit for bit the same only for the same number
 
 
 class Embedder:
@@ -39,14 +40,14 @@ class Embedder:
     def __init__(self, checkpoint: Path, device: str = "auto") -> None:
         self.checkpoint, self.device = checkpoint, pick_device(device)
         state = read_checkpoint(checkpoint, self.device)
-        self.config: Config = from_dict(state["config"])
-        self.classes: list[str] = state["classes"]
-        self.step: int = state["step"]
+        with reading(checkpoint):
+            self.config: Config = from_dict(state["config"])
+            self.classes: list[str] = state["classes"]
+            self.step = int(state["step"])
+            stored = {name: tensor.shape for name, tensor in state["model"].items()}
         # the checkpoint has all weights: pretrained ones need not be downloaded or read
         self.model = model_of(override(self.config, {"model.weights": "none"}))
-        expected, stored = (
-            {name: tensor.shape for name, tensor in each.items()} for each in (self.model.state_dict(), state["model"])
-        )
+        expected = {name: tensor.shape for name, tensor in self.model.state_dict().items()}
         if expected != stored:
             name = next(name for name in {**expected, **stored} if expected.get(name) != stored.get(name))
             raise DamagedFileError(checkpoint, f"{checkpoint} does not fit its own config ({name}): use another checkpoint")
@@ -70,7 +71,7 @@ class Embedder:
     def embed_set(self, images: ImageSet, batch_size: int = EMBED_BATCH) -> Tensor:
         """(N, D): the embeddings of a whole set, in its order."""
         feed = DecodeFeed(images, self.augmentation)
-        parts = [self.model(batch).float().cpu() for batch, _, _ in sweep(feed, batch_size, device=self.device)]
+        parts = [self._checked(self.model(batch)) for batch, _, _ in sweep(feed, batch_size, device=self.device)]
         return torch.cat(parts) if parts else torch.zeros(0, self.dim)
 
     def embed_readable(self, images: ImageSet, report: Callable[[InputError], None]) -> tuple[np.ndarray, Tensor]:
@@ -92,7 +93,8 @@ class Embedder:
 
     def view(self, image: Image.Image) -> np.ndarray:
         """Resizes an image as the model needs it.  # (h, w, C) uint8"""
-        return as_channels(fit(image, self.augmentation.resize, self.augmentation.mode), self.augmentation.channels)
+        how = self.augmentation
+        return as_channels(fit(image, how.resize, how.mode, how.interpolation), how.channels)
 
     def pixels(self, views: Sequence[np.ndarray]) -> Tensor:
         """Center crops, normalized: the model's input.  # (B, C, crop, crop) float32"""
@@ -102,7 +104,15 @@ class Embedder:
     @torch.no_grad()
     def embed_views(self, views: Sequence[np.ndarray]) -> Tensor:
         """(B, D): unit rows for images resized by `view`."""
-        return self.model(self.pixels(views).to(self.device)).float().cpu()
+        return self._checked(self.model(self.pixels(views).to(self.device)))
+
+    def _checked(self, vectors: Tensor) -> Tensor:
+        vectors = vectors.float().cpu()
+        if not bool(vectors.isfinite().all()):
+            raise InputError(
+                f"the model in {self.checkpoint} gives NaN or infinity, so it has diverged: use another checkpoint"
+            )
+        return vectors
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,7 +179,7 @@ def evaluate_run(folder: Path, root: Path | None = None) -> dict[str, Any]:
     model = load(folder)
     config = model.config
     if root is not None:
-        config = replace(config, data=replace(config.data, root=str(root.resolve())))
+        config = replace(config, data=replace(config.data, root=os.path.realpath(root)))
     dataset = read_run(config, folder.parents[1] if folder.is_file() else folder)
     scores, _ = score_protocols(dataset.protocols, model.embed_set)
     first = dataset.protocols[0].name

@@ -13,15 +13,16 @@ for x, y in loader:                                     run_loop(...)
 import math
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from xbm.distributed import Ranks, the_ranks
+from xbm import cached_backward
+from xbm.distributed import the_ranks
 from xbm.errors import DivergedError, InputError
 from xbm.memory import statistics_kept
 from xbm_app.files import explain_disk_errors, locked
@@ -32,31 +33,30 @@ from xbm_app.train.dataset import Batch, begin_run, read_run
 from xbm_app.train.finish import describe, finish, score
 from xbm_app.train.label_errors import ignore_label_errors, is_ignored
 from xbm_app.train.metrics import Metrics, cosine_and_rank, one_line
-from xbm_app.train.state import SUMS, RunState
+from xbm_app.train.optimization import changes_rate, update_weights
+from xbm_app.train.state import COUNTS, SUMS, RunState
 
 
 def train(config: Config, folder: Path, resume: bool = False, quiet: bool = False) -> dict[str, Any]:
     """Trains as `config` says, writes everything under `folder`, and returns the final figures."""
     check(config)
     ranks = the_ranks()
-    exists = (folder / "config.yaml").exists()
-    if exists and not resume:
-        raise InputError(f"{folder} already holds a run: continue it with --resume {folder}, or use another --out")
-    if resume and not exists:
+    if resume and not (folder / "config.yaml").exists():
         raise InputError(f"{folder} holds no run: pass the folder that `xbm train` printed")
-    with explain_disk_errors(folder):
+    with explain_disk_errors(folder), locked(folder, ranks.first):
+        if not resume and (folder / "config.yaml").exists():
+            raise InputError(f"{folder} already holds a run: continue it with --resume {folder}, or use another --out")
         dataset = read_run(config, folder) if resume else begin_run(config, folder, ranks)
-        with locked(folder, ranks.first):
-            run = RunState(config, dataset, folder)
-            start = run.restore() if resume and run.last.exists() else 0
-            ranks.wait()  # from here on rank 0 writes
-            with (
-                Metrics(folder, start, config, ranks.first) as metrics,
-                Console(config.optim.iterations, start, quiet or not ranks.first) as console,
-            ):
-                console.say(describe(run))
-                run_loop(run, start, metrics, console)
-                return finish(run, console)
+        run = RunState(config, dataset, folder)
+        start = run.restore() if resume and run.last.exists() else 0
+        ranks.wait()  # from here on rank 0 writes
+        with (
+            Metrics(folder, start, config, ranks.first) as metrics,
+            Console(config.optim.iterations, start, quiet or not ranks.first) as console,
+        ):
+            console.say(describe(run))
+            run_loop(run, start, metrics, console)
+            return finish(run, console)
 
 
 def run_loop(run: RunState, start: int, metrics: Metrics, console: Console) -> None:
@@ -65,7 +65,7 @@ def run_loop(run: RunState, start: int, metrics: Metrics, console: Console) -> N
     train_step = steps(run, start, console)
     model.train()
     for step in range(start, config.optim.iterations):
-        if step == start or step in config.optim.decay_at:
+        if step == start or changes_rate(config.optim, step):
             run.set_learning_rate(step)
         if step == config.memory.start and memory is not None and config.memory.fill:
             fill_memory(run, console)
@@ -81,10 +81,13 @@ def run_loop(run: RunState, start: int, metrics: Metrics, console: Console) -> N
         if evaluates or last or done % log.every == 0:
             row = row_of_metrics(run, step, anchors, drifts)
             if evaluates:
-                scores = next(iter(score(run)[0].values()))
+                with nullcontext() if run.average is None else run.average.in_model():
+                    (scores,) = score(run, run.dataset.protocols[:1])[0].values()
                 row |= {name: scores[name] for name in ("recall@1", "map@r")}
-                if row["recall@1"] > run.best:
-                    run.best = row["recall@1"]
+                if config.optim.schedule == "plateau":
+                    run.plateau.step(row["recall@1"])
+                if row["map@r"] > run.best:
+                    run.best = row["map@r"]
                     run.save(done, run.chosen)
             metrics.write(row, console.speed)
             for warning in run.watcher.check(row):
@@ -95,70 +98,77 @@ def run_loop(run: RunState, start: int, metrics: Metrics, console: Console) -> N
         if last or done % log.checkpoint_every == 0:
             # a model that cannot embed the probes has diverged
             stop_if_diverged(run, step, run.sums.sum() + drift.embed(run.probe_model).sum())
+            metrics.record()
             run.save(done, run.last)
 
 
 def learn(run: RunState, step: int, batches: list[Batch], with_memory: bool) -> Tensor:
     """Makes one optimizer step and returns the last batch's anchors. On a GPU nothing in here waits for the device."""
-    model, memory, weights = run.model, run.memory, run.config.memory
+    model, memory = run.model, run.memory
     n = len(batches) // run.config.batch.accumulate  # the ×n update: the last of every n batches has anchors
     if with_memory and memory is not None and n > 1:
         with statistics_kept(model), run.autocast:
             for k, (images, labels, ids) in enumerate(batches):
                 if k % n != n - 1:
-                    memory.enqueue(model(images), labels, ids)
+                    memory.enqueue((run.keys or model)(images), labels, ids)
     for images, labels, ids in batches[n - 1 :: n]:
+
+        def loss_of(anchors: Tensor, batch: Batch = (images, labels, ids)) -> Tensor:
+            return loss_of_anchors(run, step, anchors, batch, with_memory) / (len(batches) // n)
+
+        if run.config.batch.chunk:
+            anchors = learn_in_chunks(run, images, loss_of)
+            continue
         with run.autocast:
             anchors = model(images)
-        if run.label_memory is not None:  # images with likely wrong labels are written to the memory, but learn nothing
-            anchors = torch.where(is_ignored(run.label_memory, ids)[:, None], anchors.detach(), anchors)
-        if run.device.type == "cpu":
-            stop_if_diverged(run, step, anchors)
-        with torch.set_grad_enabled(not with_memory or weights.batch_weight > 0):
-            batch_loss, batch_stats = run.loss_fn(anchors, labels, ids=ids, return_stats=True)
-        loss, memory_loss, *memory_counts = batch_loss, *torch.zeros_like(batch_loss).expand(3)
-        if with_memory and memory is not None:
-            memory.enqueue(anchors.detach(), labels, ids)
-            memory_loss, stats = run.memory_loss_fn(anchors, labels, memory, ids=ids, return_stats=True)
-            loss = weights.batch_weight * batch_loss + weights.weight * memory_loss
-            memory_counts = [stats.valid_negatives.sum(), stats.valid_positives.sum()]
-        if run.device.type == "cpu":
-            stop_if_diverged(run, step, loss)
-        run.scaler.scale(loss / (len(batches) // n)).backward()
-        values = (loss, batch_loss, memory_loss, batch_stats.valid_negatives.sum(), *memory_counts)
-        run.sums += torch.stack([value.detach().double() for value in values])
+        run.scaler.scale(loss_of(anchors)).backward()
     update_weights(run)
     return anchors
 
 
-def update_weights(run: RunState) -> None:
-    """The step of the optimizer, and of a memory whose rows have gradients of their own."""
-    memory, scaler = run.memory, run.scaler
-    if run.ranks.world > 1:
-        average_gradients(run.model, run.ranks)
-    scaler.unscale_(run.optimizer)
-    if scaler.is_enabled() and memory is not None and memory.rows.grad is not None:
-        memory.rows.grad /= scaler.get_scale()
-    scaler.step(run.optimizer)
-    scaler.update()
-    run.optimizer.zero_grad(set_to_none=True)
-    if memory is not None and memory.update == "backprop":
-        memory.step()
+def loss_of_anchors(run: RunState, step: int, anchors: Tensor, batch: Batch, with_memory: bool) -> Tensor:
+    """The loss of one batch, whose anchors are written to the memory; adds its figures to `run.sums`."""
+    memory, weights, (images, labels, ids) = run.memory, run.config.memory, batch
+    if run.label_memory is not None:  # images with likely wrong labels are written to the memory, but learn nothing
+        anchors = torch.where(is_ignored(run.label_memory, ids)[:, None], anchors.detach(), anchors)
+    if run.device.type == "cpu":
+        stop_if_diverged(run, step, anchors)
+    with torch.set_grad_enabled(not with_memory or weights.batch_weight > 0):
+        batch_loss, batch_stats = run.loss_fn(anchors, labels, ids=ids, return_stats=True)
+    loss, memory_loss, *memory_counts = batch_loss, *torch.zeros_like(batch_loss).expand(3)
+    if with_memory and memory is not None:
+        memory.enqueue(anchors.detach() if run.keys is None else keys_of(run, images), labels, ids)
+        memory_loss, stats = run.memory_loss_fn(anchors, labels, memory, ids=ids, return_stats=True)
+        loss = weights.batch_weight * batch_loss + weights.weight * memory_loss
+        memory_counts = [stats.valid_negatives.sum(), stats.valid_positives.sum()]
+    if run.device.type == "cpu":
+        stop_if_diverged(run, step, loss)
+    values = (loss, batch_loss, memory_loss, batch_stats.valid_negatives.sum(), *memory_counts)
+    run.sums += torch.stack([value.detach().to(run.sums.dtype) for value in values])
+    return loss
 
 
-@torch.no_grad()
-def average_gradients(model: nn.Module, ranks: Ranks) -> None:
-    """Averages the gradients over the ranks, in one exchange per step.
+def keys_of(run: RunState, images: Tensor) -> Tensor:
+    """(m, D): what the slow copy of the model makes of a batch."""
+    assert run.keys is not None
+    with run.autocast:
+        return torch.cat([run.keys(part) for part in images.split(run.config.batch.chunk or len(images))])
 
-    DistributedDataParallel would not do: a run also embeds without gradient (filling the memory, the ×n update, drift), and
-    several backward passes may make one step.
-    """
-    gradients = [p.grad for p in model.parameters() if p.grad is not None]
-    if not gradients:
-        return
-    mean = ranks.sum(torch.cat([gradient.flatten() for gradient in gradients]), "gradients") / ranks.world
-    for part, gradient in zip(mean.split([gradient.numel() for gradient in gradients]), gradients):
-        gradient.copy_(part.view_as(gradient))
+
+def learn_in_chunks(run: RunState, images: Tensor, loss_of: Callable[[Tensor], Tensor]) -> Tensor:
+    """Back-propagates the loss of a batch that is embedded `batch.chunk` images at a time; returns its anchors."""
+    model, autocast, kept = run.model, run.autocast, []
+
+    def embed(part: Tensor) -> Tensor:
+        with autocast:
+            return model(part)
+
+    def loss_and_anchors(anchors: Tensor) -> Tensor:
+        kept.append(anchors.detach())
+        return loss_of(anchors)
+
+    cached_backward(embed, images, loss_and_anchors, chunk=run.config.batch.chunk, scaler=run.scaler)
+    return kept[0]
 
 
 def fill_memory(run: RunState, console: Console) -> None:
@@ -167,7 +177,7 @@ def fill_memory(run: RunState, console: Console) -> None:
     parts = run.data.random_indices()
     images = console.track(run.data.random_batches(parts), "filling the memory", len(parts))
     # several ranks communicate within a pass, about batch norm: such a pass cannot be recorded
-    model = Replayed(run.model) if run.ranks.world == 1 else run.model
+    model = Replayed(run.model) if run.ranks.world == 1 and not run.model.compiled else run.model
     with run.autocast, closing(images):
         run.memory.fill(model, images)
 
@@ -198,9 +208,8 @@ def row_of_metrics(run: RunState, step: int, anchors: Tensor, drifts: dict[int, 
         row |= dict.fromkeys(("memory_loss", "valid_negatives_memory", "valid_positives_memory"), math.nan)
     else:
         run.memory.check()
-    # while the memory fills, every row adds pairs and the loss can only grow: that is not a plateau
-    if run.config.optim.schedule == "plateau" and (run.memory is None or run.memory.is_full):
-        run.plateau.step(row["loss"])
+    if not run.counts_pairs:
+        row |= dict.fromkeys(SUMS[COUNTS], math.nan)
     return row
 
 

@@ -2,6 +2,7 @@
 
 import csv
 import math
+import os
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from xbm.errors import InputError
-from xbm_app.files import replacing
+from xbm_app.files import reading, record_checksum, replacing, verify
 from xbm_app.train.config import Config, save, to_dict
 
 COLUMNS = (
@@ -37,7 +38,7 @@ class Metrics:
         save(config, folder / "config.yaml")
         self.path = folder / "metrics.csv"
         rows = [row for row in read_metrics(self.path) if row["step"] < step] if self.path.exists() else []
-        with replacing(self.path) as temporary, open(temporary, "w", newline="") as file:
+        with replacing(self.path, checksum=True) as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
             writer.writerow(COLUMNS)
             writer.writerows([_text(row[name]) for name in COLUMNS] for row in rows)
@@ -68,6 +69,12 @@ class Metrics:
         if self._wandb is not None:
             self._wandb.log(known, step=step)
 
+    def record(self) -> None:
+        """Enters the rows so far in the checksums of the run folder."""
+        if self.writes:
+            os.fsync(self._file.fileno())
+            record_checksum(self.path)
+
     def __enter__(self) -> "Metrics":
         return self
 
@@ -76,6 +83,8 @@ class Metrics:
             return
         # closing flushes buffers; on a full disk that fails once more, and the first error is the one to report
         with suppress(OSError) if kind is not None else nullcontext():
+            if kind is None:
+                self.record()
             self._file.close()
             self._board.close()
         if self._wandb is not None:
@@ -84,7 +93,7 @@ class Metrics:
 
 def read_metrics(path: Path) -> list[dict[str, float]]:
     """Reads the rows of a metrics file, without a last line that a kill cut short. Columns missing in old files are NaN."""
-    with open(path, newline="") as file:
+    with reading(path), open(verify(path, growing=True), newline="", encoding="utf-8") as file:
         lines = list(csv.reader(file))
     rows = []
     for line in lines[1:]:
@@ -106,7 +115,9 @@ def _text(value: float) -> str:
 def one_line(row: dict[str, float]) -> str:
     """The figures of a row that a person wants to see during training."""
     known = {name: value for name, value in row.items() if not math.isnan(value)}
-    parts = [f"loss {row['loss']:.3g}", f"negatives {row['valid_negatives_batch']:.0f} batch"]
+    parts = [f"loss {row['loss']:.3g}"]
+    if "valid_negatives_batch" in known:
+        parts.append(f"negatives {known['valid_negatives_batch']:.0f} batch")
     if "valid_negatives_memory" in known:
         parts[-1] += f" / {known['valid_negatives_memory']:.0f} memory"
     drift = next((delta for delta in (1000, 100, 10) if f"drift_{delta}" in known), None)

@@ -1,45 +1,47 @@
 """What a training run consists of: built from its config, saved to and restored from one checkpoint."""
 
-import copy
-import inspect
 import math
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from xbm import MomentumEncoder
 from xbm.distributed import GlobalLoss, ReplicatedMemory, ShardedMemory, the_ranks
 from xbm.errors import InputError, unknown
-from xbm.losses import LOSSES, REDUCTIONS, PairLoss
+from xbm.losses import REDUCTIONS, PairLoss
 from xbm.memory import UPDATES, CrossBatchMemory
-from xbm_app.data.feeds import Feed
-from xbm_app.data.images import Dataset
-from xbm_app.files import read_checkpoint, write_checkpoint
-from xbm_app.models import EmbeddingModel, build_model, freeze_batch_norm, parameter_groups
+from xbm_app.data.feeds import FeatureFeed, Feed
+from xbm_app.data.images import Dataset, ImageSet
+from xbm_app.files import read_checkpoint, reading, write_checkpoint
 from xbm_app.models.fused import fuse
 from xbm_app.models.sync_batch_norm import synchronise
 from xbm_app.train.config import Config, Memory, flat, from_dict, to_dict
 from xbm_app.train.cuda_graphs import Replayed
-from xbm_app.train.dataset import TrainingData, augmentation_of
+from xbm_app.train.dataset import TrainingData, augmentation_of, feed_of, fingerprint
 from xbm_app.train.feature_drift import Drift
+from xbm_app.train.losses import UncountedLoss, losses_of
 from xbm_app.train.metrics import watcher_of
+from xbm_app.train.optimization import AveragedWeights, optimizer_of, precision_of, prepare, rate_factor, set_rates
+from xbm_app.train.run_model import FEATURES, features_of, model_of, prepare_trunk
 
 AnyMemory = CrossBatchMemory | ReplicatedMemory | ShardedMemory
 
 SUMS = ("loss", "batch_loss", "memory_loss", "valid_negatives_batch", "valid_negatives_memory", "valid_positives_memory")
 COUNTS = slice(3, None)  # those of them that count pairs
-PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 LAYOUTS: dict[str, Any] = {"replicated": ReplicatedMemory, "sharded": ShardedMemory}  # of memory.spread
 LARGEST_MOMENTUM = 0.95  # in 16 bits: a slower average would move rows by less than these can represent
-ANY_TRUNK = 64  # pixels: images of this side are large enough for every trunk
 LONG_RUN = 10_000  # iterations from which cuDNN's search for the fastest convolutions pays off
 PROBES = 32  # images whose drift is measured
 CHECK_STEPS, CHECK_PAIRS = 10, 1_000_000  # between two checks of the labels: steps at least, rows × classes per step
 # settings that may differ between a run and its resumption
-MAY_CHANGE = {"device", "data.root", "data.store", "data.feed", "optim.iterations", "log.checkpoint_every", "log.wandb"}
+MAY_CHANGE = {
+    "device", "data.root", "data.store", "data.feed", "data.features", "optim.iterations", "log.checkpoint_every", "log.wandb",
+}  # fmt: skip
 
 
 class RunState:
@@ -47,11 +49,13 @@ class RunState:
 
     Attributes:
         data: delivers batches.
-        loss_fn, memory_loss_fn: the loss within a batch, and against the memory.
+        loss_fn, memory_loss_fn: the loss within a batch, and against the memory; with parameters of its own, the same object.
         memory: None in a run without memory.
+        keys: the slow copy that embeds what is enqueued (`memory.keys`), or None.
         label_memory: the memory, if it is searched for label errors, every `label_check_every` steps; otherwise None.
         sums: (len(SUMS),), sums over the `summed` batches since the last row of metrics.
-        best: the best R@1 on held-out classes so far; -1 before the first.
+        average: the averaged weights (`optim.ema`), or None.
+        best: the best MAP@R on held-out classes so far; -1 before the first.
     """
 
     def __init__(self, config: Config, dataset: Dataset, folder: Path) -> None:
@@ -68,24 +72,28 @@ class RunState:
             fuse(self.model)
         if on_gpu:
             torch.backends.cudnn.benchmark = config.optim.iterations >= LONG_RUN
-        losses = loss_of(config), loss_of(config, config.reduction)
-        self.loss_fn, self.memory_loss_fn = (GlobalLoss(loss, ranks) if several else loss for loss in losses)
+        torch.backends.cudnn.allow_tf32 = config.optim.precision != "fp32"  # torch's default rounds convolutions to 10 bits
+        losses = losses_of(config, dataset.train.num_classes)
+        self.loss_fn, self.memory_loss_fn = (self._of_all_ranks(loss) if several else loss.to(device) for loss in losses)
         memory = memory_of(config, len(dataset.train), device, ranks.world)
         self.memory = None if memory is None else memory.to(device)
         skip = config.memory.doubt == "skip"
         self.label_memory = memory if skip and isinstance(memory, CrossBatchMemory) else None
         self.label_check_every = 0 if self.label_memory is None else _label_check_every(config, dataset)
+        self.keys = MomentumEncoder(self.model, config.memory.keys) if memory is not None and config.memory.keys else None
         self.augmentation = augmentation_of(config, self.model)
-        self.data = TrainingData(config, dataset.train, self.augmentation, device, ranks)
+        self.data = TrainingData(config, self.feed_of(dataset.train), dataset.train, device, ranks)
+        prepare_trunk(self.model, config)
 
-        groups = parameter_groups(self.model, config.optim.lr, config.model.trunk_lr)
-        self.optimizer = torch.optim.Adam(groups, lr=config.optim.lr, weight_decay=config.optim.weight_decay)
-        self._initial_rates = [group["lr"] for group in self.optimizer.param_groups]
-        _prepare_optimizer(self.optimizer, device)
-        if config.optim.schedule not in ("step", "plateau"):
-            raise unknown("optim.schedule", config.optim.schedule, ["step", "plateau"])
-        self.plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(self.optimizer, factor=0.1, patience=5)
-        precision = _precision(config.optim.precision, device)
+        self.optimizer = optimizer_of(config, self.model, self.loss_fn, device)
+        self._initial_rates = [float(group["lr"]) for group in self.optimizer.param_groups]
+        self.average = AveragedWeights(self.model, config.optim.ema) if config.optim.ema else None
+        # of R@1 on the held-out classes, with the constants of the released code
+        self.plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(
+            self.optimizer, mode="max", factor=0.1, patience=4, threshold=0.001, cooldown=2,
+            min_lr=[rate / 20 for rate in self._initial_rates],
+        )  # fmt: skip
+        precision = precision_of(config.optim.precision, device)
         self.autocast = torch.autocast(device.type, precision, enabled=precision != torch.float32)
         self.scaler = torch.amp.GradScaler(device.type, enabled=precision == torch.float16)
 
@@ -94,10 +102,25 @@ class RunState:
         self.drift = Drift(self.data.feed.test(probes).to(device), config.model.dim, every).to(device)
         self.probe_model = Replayed(self.model)  # for the drift: in eval mode and full precision
         self.watcher = watcher_of(config, 0 if memory is None else memory.size, dataset.train.labels)
-        self.sums = torch.zeros(len(SUMS), dtype=torch.float64, device=device)
+        exact = torch.float32 if device.type == "mps" else torch.float64  # Apple's GPUs have no float64
+        self.sums = torch.zeros(len(SUMS), dtype=exact, device=device)
         self.summed = 0
         self.best = -1.0
         self._seed_rank(0)
+
+    def _of_all_ranks(self, loss: PairLoss | UncountedLoss) -> GlobalLoss:
+        if isinstance(loss, UncountedLoss):
+            raise InputError(f"{self.config.loss.name} sees only the batch of its own process: train it without torchrun")
+        return GlobalLoss(loss, self.ranks)
+
+    @property
+    def counts_pairs(self) -> bool:
+        """Whether the loss reports how many pairs were valid."""
+        return not isinstance(self.loss_fn, UncountedLoss)
+
+    @cached_property
+    def data_fingerprint(self) -> dict[str, str]:
+        return fingerprint(self.dataset.train)
 
     @property
     def last(self) -> Path:
@@ -110,15 +133,18 @@ class RunState:
         return self.folder / "checkpoints" / "best.pt"
 
     def set_learning_rate(self, step: int) -> None:
-        """Applies the schedule `step`; under `plateau` the loss decides."""
-        if self.config.optim.schedule != "step":
-            return
-        factor = 0.1 ** sum(step >= decay for decay in self.config.optim.decay_at)
-        for group, rate in zip(self.optimizer.param_groups, self._initial_rates):
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(rate * factor)
-            else:
-                group["lr"] = rate * factor
+        """Applies the schedule; under `plateau` the held-out classes decide."""
+        if self.config.optim.schedule != "plateau":
+            set_rates(self.optimizer, self._initial_rates, rate_factor(self.config.optim, step))
+
+    def feed_of(self, images: ImageSet) -> Feed:
+        """What delivers a set to the model: its images, or their features if the trunk is frozen."""
+        feed = feed_of(images, self.config, self.augmentation, self.device)
+        if self.config.model.freeze != "trunk":
+            return feed
+        folder = self.folder / FEATURES if self.config.data.features is None else Path(self.config.data.features)
+        features = features_of(self.model, images, feed, folder, self.device, self.ranks)
+        return FeatureFeed(features, images.labels, self.augmentation, self.config.seed)
 
     def global_sums(self) -> Tensor:
         """`sums` over all ranks: losses are those of the global batch already, counts are of a rank's own anchors."""
@@ -133,11 +159,14 @@ class RunState:
             "config": to_dict(self.config),
             "classes": self._class_names(),
             "images": len(self.dataset.train),
-            "model": self.model.state_dict(),
+            "data": self.data_fingerprint,
+            **({"model": self.model.state_dict()} if self.average is None else self.average.state_dict(self.model)),
+            "loss": self.loss_fn.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "plateau": _plain(self.plateau.state_dict()),
             "scaler": self.scaler.state_dict(),
             "memory": None if self.memory is None else self.memory.state_dict(),
+            "keys": None if self.keys is None else self.keys.state_dict(),
             "drift": self.drift.state_dict(),
             "watch": self.watcher.state_dict(),
             "tally": self.global_sums(),
@@ -152,12 +181,21 @@ class RunState:
     def restore(self) -> int:
         """Loads the last checkpoint and returns the iteration to continue with."""
         state = read_checkpoint(self.last, self.device)
+        with reading(self.last):
+            return self._restore(state)
+
+    def _restore(self, state: dict[str, Any]) -> int:
         self._check_same_run(state)
         self.load_weights(state)
+        if self.average is not None:
+            self.average.load_state_dict(self.model, state)
+        self.loss_fn.load_state_dict(state.get("loss", {}))  # checkpoints of losses without parameters may lack it
         self.optimizer.load_state_dict(state["optimizer"])
-        _prepare_optimizer(self.optimizer, self.device)
+        prepare(self.optimizer, self.device)
         self.plateau.load_state_dict(state["plateau"])
         self.scaler.load_state_dict(state["scaler"])
+        if self.keys is not None:
+            self.keys.load_state_dict(state["keys"])
         self.drift.load_state_dict(state["drift"])
         self.watcher.load_state_dict(state["watch"])
         self.sums.copy_(state["tally"])
@@ -183,9 +221,18 @@ class RunState:
                 f"this run was trained on {state['images']} images of {len(state['classes'])} classes, but the data now has "
                 f"{images} images of {len(classes)} classes, or different ones: restore the data, or start a new run"
             )
+        data, now_data = state.get("data"), self.data_fingerprint
+        if data is not None:  # which older versions did not record
+            compared = ["list"] if data["source"] != now_data["source"] else ["list", "content"]
+            if any(data[name] != now_data[name] for name in compared):
+                raise InputError(
+                    "the training images, their labels or their boxes are not those that this run began with: restore the data "
+                    "and split.csv, or start a new run"
+                )
         before, now = flat(from_dict(state["config"])), flat(self.config)
+        fixed = {"optim.iterations"} if self.config.optim.schedule in ("cosine", "linear") else set()  # its end is the run's
         for name in before:
-            if before[name] != now[name] and name not in MAY_CHANGE:
+            if before[name] != now[name] and name not in MAY_CHANGE - fixed:
                 raise InputError(f"{name} was {before[name]} in this run and is {now[name]} now: revert it, or start a new run")
 
     def _class_names(self) -> list[str]:
@@ -202,77 +249,29 @@ def _plain(state: dict) -> dict:
     return {key: value for key, value in state.items() if isinstance(value, int | float | str | bool | list | type(None))}
 
 
-def _prepare_optimizer(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
-    """On a GPU, fuses the optimizer and keeps its learning rates there, where recorded CUDA graphs read them."""
-    on_gpu = device.type == "cuda"
-    for group in optimizer.param_groups:
-        group["fused"] = group["capturable"] = on_gpu
-        group["lr"] = torch.tensor(float(group["lr"]), device=device) if on_gpu else float(group["lr"])
-    for state in optimizer.state.values():
-        state["step"] = state["step"].to(device)
-
-
-def _precision(name: str, device: torch.device) -> torch.dtype:
-    if name == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
-    if name not in PRECISIONS:
-        raise unknown("optim.precision", name, ["auto", *PRECISIONS])
-    return PRECISIONS[name]
-
-
 def _label_check_every(config: Config, dataset: Dataset) -> int:
     images, epoch = len(dataset.train), len(dataset.train) // config.batch.size
     return max(CHECK_STEPS, min(images * dataset.train.num_classes // CHECK_PAIRS, epoch))
 
 
 def pick_device(name: str) -> torch.device:
-    """The device of this name; `auto` is a GPU if there is one."""
+    """The device of this name; `auto` is a GPU if there is one, Apple's included."""
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        found = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+        return torch.device(found)
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise InputError(f"device {name!r} does not exist: use auto, cpu or cuda") from None
+        raise InputError(f"device {name!r} does not exist: use auto, cpu, cuda or mps") from None
     if device.type == "cpu":
         return device
     if device.type == "cuda" and not torch.cuda.is_available():
         raise InputError("device cuda is not available, no GPU is visible: use device=cpu, or check the driver")
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
-    if accelerator is None or device.type != accelerator.type or (device.index or 0) >= torch.accelerator.device_count():
-        raise InputError(f"device {name} is not available on this machine: use auto, cpu or cuda")
+    count = torch.accelerator.device_count()  # 0 without one; `current_accelerator` then names what torch was built for
+    accelerator = torch.accelerator.current_accelerator() if count else None
+    if accelerator is None or device.type != accelerator.type or (device.index or 0) >= count:
+        raise InputError(f"device {name} is not available on this machine: use auto, cpu, cuda or mps")
     return device
-
-
-def model_of(config: Config) -> EmbeddingModel:
-    channels = 1 if config.model.trunk == "small" else 3
-    model = build_model(config.model.trunk, config.model.dim, config.model.pooling, config.model.weights, channels)
-    if config.data.crop < ANY_TRUNK:
-        _check_crop(model, config, channels)
-    if config.model.freeze_batch_norm:
-        freeze_batch_norm(model)
-    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-
-
-def _check_crop(model: nn.Module, config: Config, channels: int) -> None:
-    """Refuses images so small that nothing is left of them within the trunk."""
-    crop, shapes = config.data.crop, copy.deepcopy(model).to("meta").eval()  # without values, only shapes can be wrong
-    try:
-        with torch.no_grad():
-            shapes(torch.zeros(1, channels, crop, crop, device="meta"))
-    except RuntimeError as error:
-        raise InputError(f"data.crop={crop} is too small for {config.model.trunk}: use a larger data.crop") from error
-
-
-def loss_of(config: Config, reduction: str | None = None) -> PairLoss:
-    """The loss within a batch, or with another `reduction` the one against the memory."""
-    loss = config.loss
-    if loss.name not in LOSSES:
-        raise unknown("loss", loss.name, LOSSES)
-    options = set(inspect.signature(LOSSES[loss.name]).parameters) - {"reduction", "engine", "exclude"}
-    for name in loss.options:
-        if name not in options:
-            raise unknown(f"option of the {loss.name} loss", name, options)
-    return LOSSES[loss.name](**loss.options, reduction=reduction or loss.reduction, exclude=loss.exclude)  # type: ignore[arg-type]
 
 
 def memory_of(config: Config, images: int, device: torch.device, world: int = 1) -> AnyMemory | None:
@@ -290,7 +289,7 @@ def memory_of(config: Config, images: int, device: torch.device, world: int = 1)
     auto = torch.bfloat16 if device.type == "cuda" and memory.update == "queue" else torch.float32
     kind = LAYOUTS[memory.spread] if world > 1 else CrossBatchMemory
     return kind(
-        max(1, round(memory.ratio * images)),  # M = R_M · N
+        memory.size or max(1, round(memory.ratio * images)),  # M = R_M · N
         config.model.dim,
         memory.update,
         dtype=DTYPES.get(memory.dtype, auto),
@@ -301,9 +300,9 @@ def memory_of(config: Config, images: int, device: torch.device, world: int = 1)
 
 def _check_memory(memory: Memory, world: int) -> None:
     """Refuses settings that do not go together."""
-    if memory.update != "queue" and memory.ratio != 1:
+    if memory.update != "queue" and (memory.ratio != 1 or memory.size is not None):
         raise InputError(
-            f"memory.update={memory.update} keeps one slot per image: set memory.ratio=1, "
+            f"memory.update={memory.update} keeps one slot per image: set memory.ratio=1 and remove memory.size, "
             "or memory.update=queue and memory.doubt=keep"
         )
     if memory.doubt == "skip" and memory.update == "queue":

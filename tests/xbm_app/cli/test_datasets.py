@@ -1,3 +1,5 @@
+import json
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -9,6 +11,7 @@ import typer
 from PIL import Image
 from typer.testing import CliRunner
 
+from tests.tiny import draw_photos, set_options, xbm
 from xbm.errors import InputError
 from xbm_app.cli.datasets import app, prepare
 from xbm_app.data import benchmarks
@@ -145,7 +148,7 @@ def test_a_folder_becomes_a_store_of_each_of_its_sets(photos, tmp_path):
         store = open_store(out, images)
         assert len(store) == len(images)
         assert store.view(1).shape == (16, 16, 3)
-    assert sorted(path.name for path in out.iterdir()) == ["dataset.json", "test", "train"]
+    assert sorted(path.name for path in out.iterdir()) == ["checksums.json", "dataset.json", "test", "train"]
     assert xbm_prepare(photos, "--out", out, "--resize", 16).exit_code == 0
 
 
@@ -178,3 +181,24 @@ def test_a_run_folder_is_left_alone(photos, tmp_path):
 
 def test_help_shows_an_example():
     assert "xbm prepare cars --root" in " ".join(xbm_prepare("--help").output.split())
+
+
+def test_a_store_of_ones_own_images_is_trained_on_without_the_images(tmp_path):
+    photos = draw_photos(tmp_path / "photos")
+    draw_photos(tmp_path / "one", classes=1, each=1).joinpath("class_00").rename(photos / "single")
+    assert xbm("prepare", photos, "--out", tmp_path / "store", "--resize", 16).code == 0
+    shutil.rmtree(photos)
+    for name, options in (("plain", ()), ("skipped", ("--skip-problems",))):
+        out = tmp_path / name
+        words = ("train", "own", "--store", tmp_path / "store", "--trunk", "small", "--quiet", "--out", out, *options)
+        code, _, err = xbm(*words, *set_options(optim__iterations=2, optim__decay_at=(1,)))
+        assert code == 0, err
+        assert xbm("evaluate", out).code == 0 and xbm("train", "--resume", out, "--quiet").code == 0
+    count = [json.loads((tmp_path / name / "result.json").read_text())["data"]["train_images"] for name in ("plain", "skipped")]
+    assert count[0] - count[1] in (0, 1)  # the class of a single image, if it is one to train on
+
+
+def test_names_of_files_do_not_reach_the_terminal_as_commands(photos, tmp_path):
+    (photos / "a" / "\x1b[2Jx\n.png").write_text("not an image")
+    code, _, err = xbm("train", "--data", photos, "--trunk", "small", "--out", tmp_path / "run", *set_options())
+    assert code == 2 and "\x1b" not in err and "\\u001b[2Jx\\u000a.png" in err and not (tmp_path / "run").exists()

@@ -144,3 +144,23 @@ def test_a_missing_package_is_named(monkeypatch):
 def test_an_unknown_command_is_refused():
     code, _, err = xbm("trian")
     assert code == 2 and "trian" in err
+
+
+@pytest.mark.parametrize("while_importing", ["xbm_app.main", "xbm_app.cli", "typer"])
+def test_ctrl_c_while_it_starts_is_no_traceback(while_importing):
+    script = f"""
+import sys
+class Interrupted:
+    def find_spec(self, name, *rest):
+        if name == {while_importing!r}:
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupted())
+from xbm.__main__ import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (130, "\ninterrupted\n")
+
+
+def test_control_characters_are_not_printed(monkeypatch):
+    assert ends(monkeypatch, InputError("no \x1b[2J\n\u202e.png")) == (2, "error: no \\u001b[2J\\u000a\\u202e.png\n")

@@ -36,7 +36,7 @@ def test_a_label_narrows_it(index, own_photos):
     _, out, _ = xbm("search", index, own_photos / "class_04" / "3.png", "--label", "class_09", "--json")
     assert {result["label"] for result in json.loads(out)[0]["results"]} == {"class_09"}
     code, _, err = xbm("search", index, own_photos / "class_04" / "3.png", "--label", "class_9")
-    assert code == 2 and "has the label 'class_9'" in err
+    assert code == 2 and "meets label=class_9" in err
 
 
 def test_a_sheet_on_request(index, own_photos, tmp_path):
@@ -127,4 +127,13 @@ def test_the_options_reach_the_server(tmp_path, monkeypatch):
     monkeypatch.setenv("XBM_TOKEN", "mine")
     assert xbm("serve", "a", "b", "--host", "0.0.0.0", "--port", 9, "--allow-host", "x", "--allow-host", "y").code == 0
     ((folders, *rest),) = asked
-    assert [path.name for path in folders] == ["a", "b"] and rest == ["0.0.0.0", 9, ["x", "y"], "mine"]
+    assert folders == ["a", "b"] and rest == ["0.0.0.0", 9, ["x", "y"], "mine", None]
+
+
+@pytest.mark.parametrize("words", [("search", "--sheet"), ("report", "--out"), ("evaluate", "--json"), ("compare", "--out")])
+def test_a_picture_is_not_overwritten_by_a_page(index, searchable, photos, words):
+    picture = photos / "class_04" / "3.png"
+    before = picture.read_bytes()
+    given = {"search": (index, picture), "compare": (searchable, searchable)}.get(words[0], (searchable,))
+    code, _, err = xbm(words[0], *given, words[1], picture)
+    assert code == 2 and "must end in ." in err and picture.read_bytes() == before

@@ -69,6 +69,65 @@ def test_the_settings_given_are_the_settings_saved(own_photos, tmp_path):
     assert load(out / "config.yaml") == wanted
 
 
+PROXIES = ["--loss", "pml/ProxyAnchorLoss"]
+
+
+def test_a_loss_with_proxies_trains_without_memory_and_goes_on_from_the_command_line(own_photos, tmp_path):
+    out, more = tmp_path / "run", [*PROXIES, "--set", "loss.options.alpha=16", "--set", "loss.lr_factor=10", *set_options()]
+    code, said, err = xbm(*words(own_photos, out, *more))
+    assert code == 0 and err == "" and "recall@1" in said
+    config = load(out / "config.yaml")
+    assert (config.loss.name, config.loss.options, config.loss.lr_factor) == ("pml/ProxyAnchorLoss", {"alpha": 16.0}, 10.0)
+    assert config.memory.ratio == 0 and (out / "report.html").exists()
+    code, said, err = xbm("evaluate", out)
+    result = json.loads((out / "result.json").read_text())
+    assert code == 0 and f"{100 * result['recall@1']:.2f}" in said
+    assert package.load(out).embed(sorted(own_photos.rglob("*.png"))[:2]).shape == (2, 12)
+
+    half = words(own_photos, tmp_path / "half", *more, "--set", "optim.iterations=10")
+    assert xbm(*half)[0] == 0
+    save(config, tmp_path / "half" / "config.yaml")  # as if it had been stopped there
+    assert xbm("train", "--resume", tmp_path / "half", "--quiet")[0] == 0
+    assert differences(out, tmp_path / "half") == []
+
+
+def test_the_run_of_such_a_loss_gets_a_folder_of_its_own(own_photos, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, _, err = xbm(
+        "train", "--data", own_photos, "--trunk", "small", "--quiet", *PROXIES, *set_options(optim__iterations=1)
+    )
+    assert code == 0, err
+    (run,) = (tmp_path / "runs").iterdir()
+    assert run.name.endswith("_own_pml_ProxyAnchorLoss_no_memory_seed0")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([*PROXIES, "--memory"], "pml/ProxyAnchorLoss compares anchors with no memory: omit --memory"),
+        ([*PROXIES, "--set", "memory.ratio=0.5"], "so a memory has no effect: set memory.ratio=0, or pass --no-memory"),
+        (["--set", "loss.name=pml/ArcFaceLoss"], "pml/ArcFaceLoss compares anchors only with its own proxies"),
+        (["--loss", "pml/ProxyAncorLoss"], "unknown loss 'pml/ProxyAncorLoss': did you mean 'pml/ProxyAnchorLoss'?"),
+        ([*PROXIES, "--set", "loss.options.alhpa=3"], "'alhpa': did you mean 'alpha'?"),
+        ([*PROXIES, "--set", "loss.reduction=mean"], "averages over pairs in its own way: omit loss.reduction"),
+        ([*PROXIES, "--set", "loss.lr_factor=-1"], "loss.lr_factor must be at least 0, got -1"),
+        (["--loss", "ms", "--set", "loss.options.betta=3"], "'betta': did you mean 'beta'?"),
+    ],
+)
+def test_what_such_a_loss_cannot_use_is_one_sentence_and_exit_code_2(own_photos, tmp_path, given, message):
+    code, out, err = xbm(*words(own_photos, tmp_path / "run", *set_options(), *given))
+    assert code == 2 and err.startswith("error: ") and message in err and err.count("\n") == 1 and out == ""
+    assert not (tmp_path / "run" / "config.yaml").exists()
+
+
+def test_a_loss_of_theirs_that_takes_a_memory_gets_one(own_photos, tmp_path):
+    out = tmp_path / "run"
+    code, _, err = xbm(*words(own_photos, out, "--loss", "pml/TripletMarginLoss", *set_options(optim__iterations=6)))
+    assert code == 0, err
+    assert load(out / "config.yaml").memory.ratio == 1 and (out / "report.html").exists()
+    assert all(float(row["memory_loss"]) > 0 for row in csv.DictReader((out / "metrics.csv").open()))
+
+
 def test_how_many_images_there_are_says_which_memory_suits_them(own_photos, tmp_path, monkeypatch):
     monkeypatch.setattr("xbm_app.train.loop.train", lambda config, *_, **__: pytest.fail(f"{config.memory.update}!"))
     words = ["train", "--data", own_photos, "--trunk", "efficientnet_lite0", "--out", tmp_path / "run"]
@@ -220,12 +279,27 @@ def test_the_list_holds_every_preset_with_its_values():
         assert word in out
 
 
+def test_the_facts_of_the_released_code_stand_beside_the_settings():
+    code, out, _ = xbm("presets", "cars", "--recipe", "official")
+    assert code == 0 and from_dict(yaml.safe_load(out)) == preset("cars", recipe="official")
+    lines = {line.partition(":")[0].strip(): line for line in out.splitlines()}
+    assert lines["schedule"].split("#")[0].strip() == "schedule: plateau"
+    assert "mode max, threshold 0.001, patience 4, cooldown 2, floor lr / 20" in lines["schedule"]
+    assert lines["update"].endswith("# queue only") and "test list" in lines["holdout"] and "55,000 rows" in lines["size"]
+    assert out.count("as published, the released code") == 3 and "KeyError at iteration 1,000" in out and "1 - bool" in out
+    code, out, _ = xbm("presets", "cub", "--recipe", "paper")
+    assert from_dict(yaml.safe_load(out)) == preset("cub") and out.count("Exception:") == 4
+    assert "#" not in xbm("presets", "cub")[1]
+
+
 def test_one_preset_is_yaml_that_train_takes(tmp_path):
     code, out, _ = xbm("presets", "cars", "--loss", "ms", "--trunk", "resnet50", "--recipe", "official")
     assert code == 0
     assert from_dict(yaml.safe_load(out)) == preset("cars", "ms", "resnet50", "official")
     (tmp_path / "mine.yaml").write_text(out)
     assert load(tmp_path / "mine.yaml").model.dim == 128
+    code, out, _ = xbm("presets", "glyphs", *PROXIES)
+    assert code == 0 and from_dict(yaml.safe_load(out)).memory.ratio == 0
 
 
 @pytest.mark.parametrize(
@@ -240,3 +314,61 @@ def test_one_preset_is_yaml_that_train_takes(tmp_path):
 def test_unknown_names(words, message):
     code, _, err = xbm("presets", *words)
     assert code == 2 and message in err and err.count("\n") == 1
+
+
+@pytest.fixture
+def chosen(monkeypatch, tmp_path):
+    """Calls `xbm train` up to the run; returns its config and what was said."""
+
+    def call(*more):
+        configs = []
+
+        def stop(config, *_, **__):
+            configs.append(config)
+            raise InputError("stopped")
+
+        monkeypatch.setattr("xbm_app.train.loop.train", stop)
+        said = xbm("train", *more, "--out", tmp_path / "run").err
+        return configs[0], said.removesuffix("error: stopped\n")
+
+    return call
+
+
+def test_small_images_are_not_blown_up(chosen, tmp_path):
+    icons, photos = draw_photos(tmp_path / "icons", side=64), draw_photos(tmp_path / "photos", classes=4, each=2, side=300)
+    for trunk, crop in (("small", 64), ("resnet50", 128), ("timm/vit_tiny_patch16_224", 128)):
+        config, said = chosen("--data", icons, "--trunk", trunk)
+        assert (config.data.crop, config.data.resize) == (crop, round(crop * 8 / 7))
+        assert said == f"the images are small: training on {crop} pixels (data.crop)\n"
+    scratch, _ = chosen("--data", icons, "--trunk", "resnet50", "--set", "model.weights=none")
+    assert scratch.data.crop == 64
+    own, said = chosen("--data", icons, "--trunk", "resnet50", "--set", "data.crop=200")
+    assert own.data.crop == 200 and said == ""
+    large, said = chosen("--data", photos, "--trunk", "resnet50")
+    assert (large.data.crop, large.data.resize, said) == (224, 256, "")
+
+
+def test_a_timm_trunk_gets_the_input_and_the_pooling_that_it_was_trained_with(chosen, tmp_path):
+    photos = draw_photos(tmp_path / "photos", classes=4, each=2, side=300)
+    config, _ = chosen("--data", photos, "--trunk", "timm/vit_small_patch14_dinov2.lvd142m")
+    assert (config.data.crop, config.data.resize, config.data.interpolation) == (224, 256, "bicubic")
+    assert config.model.pooling == "own" and config.memory.update == "moving_average"
+    config, _ = chosen("--data", photos, "--trunk", "timm/mobilevit_xxs.cvnets_in1k")
+    assert (config.data.crop, config.data.resize) == (256, 293)
+
+
+def test_without_weights_and_without_a_network_a_small_net_is_trained_and_said(chosen, own_photos, monkeypatch):
+    monkeypatch.setattr("xbm_app.models.trunks.find_spec", lambda _: None)
+    monkeypatch.setattr("xbm_app.models.trunks.can_fetch", lambda _: False)
+    config, said = chosen("--data", own_photos)
+    assert (config.model.trunk, config.model.weights, config.optim.lr) == ("small", "none", 1e-3)
+    assert said.startswith("no pretrained weights are installed") and config.memory.reduction == "balanced"
+    monkeypatch.setattr("xbm_app.models.trunks.can_fetch", lambda _: True)
+    config, said = chosen("--data", own_photos)
+    assert (config.model.trunk, config.model.weights) == ("efficientnet_lite0", "imagenet") and "no pretrained" not in said
+
+
+def test_a_size_that_a_trunk_cannot_take_is_one_sentence(own_photos, tmp_path):
+    crop = set_options(data__resize=110, data__crop=100, model__weights="none", optim__iterations=1)
+    code, _, err = xbm("train", "--data", own_photos, "--trunk", "timm/test_vit", "--out", tmp_path / "run", *crop)
+    assert code == 2 and err == "error: timm/test_vit takes no images of data.crop=100: set data.crop=96\n"

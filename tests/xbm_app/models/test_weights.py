@@ -159,3 +159,11 @@ def test_a_failed_download_is_one_sentence_with_the_remedy() -> None:
         "the ImageNet weights of googlenet could not be downloaded (<urlopen error Name or service not known>): "
         "download X and pass its path"
     )
+
+
+def test_a_file_from_an_address_without_https_is_verified(tmp_path: Path) -> None:
+    path = tmp_path / "bn_inception-52deb4733.pth"
+    torch.save({"weight": torch.zeros(3)}, path)
+    with pytest.raises(DamagedFileError, match="SHA-256 differs"):
+        read_weights(path)
+    assert list(read_weights(path.rename(tmp_path / "own.pth"))) == ["weight"]

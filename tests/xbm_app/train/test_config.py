@@ -32,6 +32,7 @@ def test_a_config_survives_the_way_through_a_file(tmp_path):
         ("memory.momentum", "null", None),
         ("memory.momentum", "0.25", 0.25),
         ("loss.options", "{margin: 0.25}", {"margin": 0.25}),
+        ("loss.options", "{margin: 1e-3, mining: false, variant: Ds}", {"margin": 1e-3, "mining": False, "variant": "Ds"}),
         ("log.every", 3.0, 3),
     ],
 )
@@ -54,6 +55,10 @@ def test_settings_come_as_text_and_become_what_they_should_be(key, text, value):
         ("optim.decay_at", "[100", r"optim.decay_at must be whole numbers separated by commas, not '\[100'"),
         ("optim.decay_at", 5, "optim.decay_at must be whole numbers separated by commas"),
         ("loss.options", "margin", "loss.options must be names and numbers"),
+        ("loss.options", "{margin: [1]}", "loss.options must be names and numbers"),
+        ("loss.options.margin", "", "loss.options.margin must be a number, true or false, or a word, not"),
+        ("loss.options.margin", "{", "loss.options.margin must be a number, true or false, or a word, not"),
+        ("loss.lr_factor", "much", "loss.lr_factor must be a number"),
     ],
 )
 def test_a_value_of_the_wrong_kind_is_named(key, value, message):
@@ -70,11 +75,20 @@ def test_an_unknown_key_names_the_nearest(key, nearest):
         override(Config(), {key: 1})
 
 
+def test_one_option_of_a_loss_is_set_without_touching_the_others():
+    config = override(Config(), {"loss.options": {"alpha": 2.0, "mining": True}})
+    changed = override(config, {"loss.options.mining": "false", "loss.options.beta": "7"})
+    assert changed.loss.options == {"alpha": 2.0, "mining": False, "beta": 7.0}
+    assert config.loss.options == {"alpha": 2.0, "mining": True}
+    with pytest.raises(InputError, match=r"unknown setting 'loss.options.a.b'"):
+        override(config, {"loss.options.a.b": 1})
+
+
 def test_a_section_is_no_setting_and_a_setting_no_section():
     for key in ("memory", "seed.start", "memory.start.now"):
         with pytest.raises(InputError, match="unknown setting"):
             override(Config(), {key: 1})
-    with pytest.raises(InputError, match=r"memory must be a section with keys \(ratio, update"):
+    with pytest.raises(InputError, match=r"memory must be a section with keys \(ratio, size, update"):
         from_dict({"memory": 3})
 
 
@@ -198,4 +212,7 @@ def test_saving_leaves_the_old_file_when_it_fails(tmp_path, monkeypatch):
     monkeypatch.setattr(yaml, "safe_dump", refuse)
     with pytest.raises(OSError):
         save(replace(Config(), seed=5), path)
-    assert load(path) == Config() and [each.name for each in tmp_path.iterdir()] == ["config.yaml"]
+    assert load(path) == Config() and [each.name for each in sorted(tmp_path.iterdir())] == [
+        "checksums.json",
+        "config.yaml",
+    ]

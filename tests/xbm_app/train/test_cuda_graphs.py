@@ -118,6 +118,8 @@ def test_who_cannot_be_recorded_is_told(photos, tmp_path):
     assert reason is None
     run.scaler = SimpleNamespace(is_enabled=lambda: True)
     assert "float16" in cuda_graphs.why_not(run)
+    _, reason, _ = asked(data__feed="resident", memory__ratio=0.0, loss__name="pml/ProxyAnchorLoss")
+    assert "lists its pairs on the host" in reason
     run.ranks = SimpleNamespace(world=2)
     assert "2 processes" in cuda_graphs.why_not(run) and "batch norm over all of them is not fused" in cuda_graphs.why_not(run)
 

@@ -14,9 +14,11 @@ from xbm.errors import InputError
 from xbm.losses import ContrastiveLoss
 from xbm.memory import CrossBatchMemory
 from xbm_app.files import locked, read_checkpoint
-from xbm_app.train import finish, loop
+from xbm_app.train import loop, optimization, state
+from xbm_app.train.config import override
 from xbm_app.train.dataset import begin_run
 from xbm_app.train.label_errors import IGNORED
+from xbm_app.train.load import evaluate_run
 from xbm_app.train.loop import train
 from xbm_app.train.metrics import read_metrics
 from xbm_app.train.state import RunState
@@ -188,22 +190,35 @@ def test_choosing_scores_held_out_classes_when_due_and_keeps_the_best(photos, tm
     assert [row["step"] for row in rows if not math.isnan(row["map@r"])] == list(scored)
     assert all(0 <= row["map@r"] <= row["recall@1"] for row in rows if row["step"] in scored)
     best = read_checkpoint(tmp_path / "run" / "checkpoints" / "best.pt")
-    top = max(scored.values())
-    assert best["best"] == top and best["step"] - 1 == next(step for step, recall in scored.items() if recall == top)
+    precisions = {row["step"]: row["map@r"] for row in rows if row["step"] in scored}
+    top = max(precisions.values())
+    assert best["best"] == top and best["step"] - 1 == next(step for step, value in precisions.items() if value == top)
     assert read_checkpoint(tmp_path / "run" / "checkpoints" / "last.pt")["step"] == 17
+
+
+def test_a_plateau_looks_at_held_out_classes_and_the_test_classes_score_the_result(photos, tmp_path, monkeypatch):
+    looked = []
+    score = loop.score
+    monkeypatch.setattr(loop, "score", lambda run, which: looked.append([each.name for each in which]) or score(run, which))
+    config = tiny_config(photos, data__holdout=0.4, log__evaluate_every=6, batch__size=6, optim__schedule="plateau")
+    result = train(config, tmp_path / "run", quiet=True)
+    assert looked == [["held-out"]] * 2 and list(result["protocols"]) == ["held-out", "test"]
+    assert evaluate_run(tmp_path / "run")["protocols"] == result["protocols"]
+    chosen = train(override(config, {"optim.schedule": "step"}), tmp_path / "step", quiet=True)
+    assert list(chosen["protocols"]) == ["held-out"]  # a run that only chooses never meets the test classes
 
 
 def test_held_out_images_are_loaded_once_however_often_they_are_scored(photos, tmp_path, monkeypatch):
     sets = []
-    feed_of = finish.feed_of
-    monkeypatch.setattr(finish, "feed_of", lambda images, *more: sets.append(len(images)) or feed_of(images, *more))
+    feed_of = state.feed_of
+    monkeypatch.setattr(state, "feed_of", lambda images, *more: sets.append(len(images)) or feed_of(images, *more))
     train(tiny_config(photos, data__holdout=0.4, log__evaluate_every=3, batch__size=6), tmp_path / "run", quiet=True)
-    assert len(sets) == 1
+    assert len(sets) == 2  # the training images, and the held-out ones
 
 
 def test_of_equal_scores_the_first_is_the_best(photos, tmp_path, monkeypatch):
     scores = iter((0.3, 0.5, 0.5, 0.4, 0.1))
-    monkeypatch.setattr(loop, "score", lambda run: ({"held-out": {"recall@1": next(scores), "map@r": 0.1}}, {}))
+    monkeypatch.setattr(loop, "score", lambda run, which: ({"held-out": {"recall@1": 0.1, "map@r": next(scores)}}, {}))
     train(tiny_config(photos, data__holdout=0.4, log__evaluate_every=3, batch__size=6), tmp_path / "run", quiet=True)
     best = read_checkpoint(tmp_path / "run" / "checkpoints" / "best.pt")
     assert (best["step"], best["best"]) == (6, 0.5)
@@ -317,7 +332,7 @@ def shared() -> dict[str, torch.Tensor]:
     x = torch.randn(6, 3)[3 * ranks.rank : 3 * ranks.rank + 3]
     model(x).square().sum().backward()
     alone = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-    loop.average_gradients(model, ranks)
+    optimization.average_gradients(model, ranks)
     found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     return {"alone": alone, "shared": found}
 
@@ -334,5 +349,5 @@ def test_one_process_keeps_its_own():
     model = nn.Linear(2, 2)
     model(torch.ones(1, 2)).sum().backward()
     before = model.weight.grad
-    loop.average_gradients(model, Ranks())
+    optimization.average_gradients(model, Ranks())
     assert model.weight.grad is before

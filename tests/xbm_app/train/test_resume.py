@@ -1,15 +1,20 @@
 """A run that is stopped anywhere, as often as you like, ends as if nothing had happened."""
 
 import random
+import shutil
+import warnings
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
-from tests.tiny import differences, tiny_config
+from tests.tiny import differences, draw_photos, tiny_config
 from tests.xbm_app.train.interrupted import Killed, ended, ended_in_checkpoint
-from xbm.errors import InputError
-from xbm_app.files import read_checkpoint
+from xbm.errors import DamagedFileError, InputError
+from xbm_app.files import locked, read_checkpoint, write_checkpoint
 from xbm_app.train import state
+from xbm_app.train.config import override
 from xbm_app.train.label_errors import IGNORED
 from xbm_app.train.loop import train
 from xbm_app.train.metrics import read_metrics
@@ -20,12 +25,37 @@ CASES = {
     "backprop": {"memory__update": "backprop", "memory__alpha": 0.3, "memory__momentum": 0.5},
     "doubt": {"memory__update": "moving_average", "memory__doubt": "skip", "data__noise": 0.2},
     "doubt, rows that descend": {"memory__update": "backprop", "memory__doubt": "skip", "data__noise": 0.2},
-    "updates_per_step": {"memory__updates_per_step": 2, "memory__ratio": 0.7},
+    "updates_per_step": {"memory__updates_per_step": 2, "memory__ratio": 0.7, "memory__keys": 0.9},
     "accumulate": {"batch__accumulate": 2, "memory__batch_weight": 0.0},
-    "plateau": {"optim__schedule": "plateau", "log__every": 1, "optim__lr": 1e-7, "memory__fill": False, "memory__ratio": 0.3},
+    "plateau": {
+        "optim__schedule": "plateau", "data__holdout": 0.4, "log__evaluate_every": 1, "log__every": 1, "batch__size": 6,
+        "optim__lr": 1e-6, "memory__fill": False, "memory__size": 23, "model__head_init": "kaiming",
+    },
     "held_out": {"data__holdout": 0.4, "log__evaluate_every": 3, "batch__size": 6, "loss__name": "triplet"},
+    "proxies": {"memory__ratio": 0.0, "loss__name": "pml/ProxyAnchorLoss", "loss__options": {"alpha": 16}},
+    "proxies, scored on the way": {
+        "memory__ratio": 0.0, "loss__name": "pml/SoftTripleLoss", "loss__options": {"centers_per_class": 2},
+        "loss__lr_factor": 10.0, "data__holdout": 0.4, "log__evaluate_every": 3, "batch__size": 6,
+    },
+    "a loss that learns on a memory": {
+        "loss__name": "pml/MarginLoss", "loss__options": {"learn_beta": True, "nu": 0.1, "num_classes": 6},
+        "memory__batch_weight": 1.0,
+    },
+    "a loss with a histogram": {"loss__name": "pml/DynamicSoftMarginLoss", "memory__batch_weight": 1.0},
+    "adamw, warm-up, cosine, clipped, averaged": {
+        "optim__name": "adamw", "optim__warmup": 5, "optim__schedule": "cosine", "optim__clip": 0.5, "optim__ema": 0.9,
+        "data__holdout": 0.4, "log__evaluate_every": 3, "batch__size": 6,
+    },
+    "sgd, linear, layer by layer": {"optim__name": "sgd", "optim__schedule": "linear", "optim__layer_decay": 0.5},
+    "frozen trunk, averaged": {"model__freeze": "trunk", "optim__ema": 0.9, "memory__update": "moving_average"},
+    "frozen blocks": {"model__freeze": "blocks:2"},
+    "in chunks": {"batch__chunk": 3, "model__freeze_batch_norm": True, "batch__accumulate": 2},
     "no_memory": {"memory__ratio": 0.0, "loss__name": "multi_similarity", "model__freeze_batch_norm": True},
-}
+}  # fmt: skip
+LEARNED = {
+    "proxies": "proxies", "proxies, scored on the way": "fc", "a loss that learns on a memory": "beta",
+    "a loss with a histogram": "hist_",
+}  # cases by what their loss keeps  # fmt: skip
 LINES = 4000  # fewer than any of these runs takes from beginning to end
 
 
@@ -69,14 +99,27 @@ def test_the_doubt_of_these_tests_sets_rows_aside(photos, tmp_path, doubting):
     assert 0 < (stamps == IGNORED).sum() < len(stamps)
 
 
+def test_the_losses_of_these_tests_learn(photos, tmp_path):
+    """Their parameters and buffers are in the checkpoint, and move."""
+    for case, name in LEARNED.items():
+        config = tiny_config(photos, **CASES[case])
+        states = []
+        for iterations in (7, 14):
+            train(override(config, {"optim.iterations": iterations}), tmp_path / f"{name} {iterations}", quiet=True)
+            state = read_checkpoint(tmp_path / f"{name} {iterations}" / "checkpoints" / "last.pt")
+            states.append(state["loss"][f"loss.loss.{name}"])
+            assert [group["name"] for group in state["optimizer"]["param_groups"]].count("loss") == (name != "hist_")
+        assert not torch.equal(*states)
+
+
 def test_the_plateau_of_these_tests_is_met_within_the_run(photos, tmp_path):
     config = tiny_config(photos, **CASES["plateau"])
     train(config, tmp_path / "run", quiet=True)
     rates = [row["lr"] for row in read_metrics(tmp_path / "run" / "metrics.csv")]
-    assert rates[0] == 1e-7 and rates[-1] < 2e-8
+    assert rates[0] == 1e-6 and rates[-1] < 2e-7
 
 
-@pytest.mark.parametrize("case", ["queue", "plateau"])
+@pytest.mark.parametrize("case", ["queue", "backprop", *(case for case in LEARNED if "scored" not in case)])
 def test_a_run_stopped_in_the_middle_of_a_checkpoint_goes_on_from_the_one_before(photos, tmp_path, case):
     config = tiny_config(photos, **CASES[case])
     train(config, tmp_path / "whole", quiet=True)
@@ -152,3 +195,66 @@ def test_a_finished_run_can_be_made_longer(photos, tmp_path):
     train(tiny_config(photos, optim__iterations=7), tmp_path / "run", quiet=True)
     result = train(tiny_config(photos), tmp_path / "run", resume=True, quiet=True)
     assert result["iterations"] == 17 and read_checkpoint(tmp_path / "run" / "checkpoints" / "last.pt")["step"] == 17
+
+
+def replace_pixels(photos, run):
+    for path in photos.rglob("*.png"):
+        size = path.stat().st_size
+        Image.fromarray(255 - np.asarray(Image.open(path))).save(path, compress_level=0)
+        assert path.stat().st_size == size
+
+
+def change_the_split(photos, run):
+    split = run / "split.csv"
+    split.write_text(split.read_text().replace("class_00", "class_0X").replace("class_01", "class_00"))
+
+
+def change_the_split_and_delete_the_checksums(photos, run):
+    lines = (run / "split.csv").read_text().splitlines()
+    lines[1], lines[2] = lines[2], lines[1]
+    (run / "split.csv").write_text("\n".join(lines))
+    (run / "checksums.json").unlink()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("change", [replace_pixels, change_the_split, change_the_split_and_delete_the_checksums])
+def test_other_data_than_the_run_began_with_is_refused(photos, tmp_path, change):
+    run, own = tmp_path / "run", shutil.copytree(photos, tmp_path / "photos")
+    for path in own.rglob("*.png"):
+        Image.open(path).save(path, compress_level=0)  # all of one size
+    config = tiny_config(own, optim__iterations=7)
+    train(config, run, quiet=True)
+    longer = override(config, {"optim.iterations": 8})
+    change(own, run)
+    with pytest.raises(InputError, match=r"not as xbm wrote it|not those that this run began with"):
+        train(longer, run, resume=True, quiet=True)
+
+
+def test_a_copy_of_the_data_with_other_times_is_the_same_data(photos, tmp_path):
+    run, own = tmp_path / "run", shutil.copytree(photos, tmp_path / "photos", copy_function=shutil.copyfile)
+    train(tiny_config(photos, optim__iterations=7), run, quiet=True)
+    train(tiny_config(own, optim__iterations=8), run, resume=True, quiet=True)
+
+
+def test_a_run_of_an_older_version_is_resumed_with_one_warning(photos, tmp_path):
+    run = tmp_path / "run"
+    train(tiny_config(photos, optim__iterations=7), run, quiet=True)
+    (run / "checksums.json").unlink()
+    last = run / "checkpoints" / "last.pt"
+    write_checkpoint(last, {name: value for name, value in read_checkpoint(last).items() if name not in ("format", "data")})
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("default")
+        train(tiny_config(photos, optim__iterations=8), run, resume=True, quiet=True)
+    assert [str(each.message).partition(" has files")[0] for each in told if "checksums" in str(each.message)] == [str(run)]
+    (run / "metrics.csv").write_text("step\n1\n")
+    with pytest.raises(DamagedFileError):  # from now on
+        read_metrics(run / "metrics.csv")
+
+
+def test_a_second_start_in_one_folder_changes_nothing(photos, tmp_path):
+    other = draw_photos(tmp_path / "other", classes=5)
+    with locked(tmp_path / "run"):
+        (tmp_path / "run" / "split.csv").write_text("of the first")
+        with pytest.raises(InputError, match="is being trained by another process"):
+            train(tiny_config(other), tmp_path / "run", quiet=True)
+        assert (tmp_path / "run" / "split.csv").read_text() == "of the first"

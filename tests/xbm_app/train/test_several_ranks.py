@@ -17,6 +17,7 @@ import torch
 from tests.tiny import set_options, tiny_config
 from tests.worlds import on_ranks
 from xbm.distributed.ranks import the_ranks
+from xbm.errors import InputError
 from xbm_app.train.dataset import begin_run
 from xbm_app.train.label_errors import IGNORED, ignore_label_errors
 from xbm_app.train.loop import learn, train
@@ -92,6 +93,18 @@ def doubting(photos: Path, folder: Path) -> list[int]:
 def test_ranks_doubt_the_same_labels(photos, tmp_path):
     one, two = on_ranks(2, doubting, photos, tmp_path / "two")
     assert one == two and 0 < one.count(IGNORED) < len(one)
+
+
+def proxies(photos: Path, folder: Path) -> str:
+    config = tiny_config(photos, loss__name="pml/ProxyAnchorLoss", memory__ratio=0.0, **SAME)
+    with pytest.raises(InputError) as caught:
+        train(config, folder, quiet=True)
+    return str(caught.value)
+
+
+def test_a_loss_with_proxies_is_refused_on_several_ranks(photos, tmp_path):
+    for said in on_ranks(2, proxies, photos, tmp_path / "two"):
+        assert said == "pml/ProxyAnchorLoss sees only the batch of its own process: train it without torchrun"
 
 
 @pytest.mark.slow

@@ -5,15 +5,15 @@ import numpy as np
 import pytest
 import torch
 
-from tests.tiny import same, tiny_config
+from tests.same import same
+from tests.tiny import tiny_config
 from xbm.errors import InputError
-from xbm.losses import ContrastiveLoss, MultiSimilarityLoss
 from xbm_app.files import read_checkpoint
 from xbm_app.train import loop, state
 from xbm_app.train.config import Config, override
 from xbm_app.train.dataset import begin_run
 from xbm_app.train.label_errors import IGNORED
-from xbm_app.train.loop import fill_memory, learn, row_of_metrics, update_weights
+from xbm_app.train.loop import fill_memory, learn, row_of_metrics
 from xbm_app.train.metrics import watcher_of
 from xbm_app.train.state import SUMS, RunState
 
@@ -90,31 +90,55 @@ def test_the_trunk_learns_at_its_share_and_both_decay(build):
     assert counted == len(list(run.model.parameters()))
 
 
+def test_the_proxies_of_a_loss_learn_at_their_multiple_of_the_rate(build):
+    proxies = {"loss__name": "pml/ProxyAnchorLoss", "memory__ratio": 0.0, "optim__lr": 1e-2, "optim__decay_at": (5,)}
+    run = build(loss__lr_factor=7.0, model__trunk_lr=0.1, **proxies)
+    for step, factor in ((0, 1), (5, 0.1)):
+        run.set_learning_rate(step)
+        rates = {group["name"]: group["lr"] for group in run.optimizer.param_groups}
+        assert rates == pytest.approx({"loss": 7e-2 * factor, "trunk": 1e-3 * factor, "head": 1e-2 * factor})
+    assert [group["params"] for group in run.optimizer.param_groups if group["name"] == "loss"] == [[*run.loss_fn.parameters()]]
+    assert row_of_metrics(run, 5, torch.eye(4), {})["lr"] == pytest.approx(1e-3)
+    still = build("still", loss__lr_factor=0.0, **proxies)
+    before = [p.clone() for p in still.loss_fn.parameters()]
+    learn(still, 0, [next(still.data.batches(0))[1:]], False)
+    assert all(torch.equal(a, b) for a, b in zip(before, still.loss_fn.parameters(), strict=True))
+
+
 def rate_of(run: RunState) -> float:
     return run.optimizer.param_groups[-1]["lr"]
 
 
-def report_losses(run: RunState, count: int) -> None:
-    """Rows of metrics with a loss that only grows."""
-    for loss in range(count):
-        run.sums[0], run.summed = float(loss), 1
-        row_of_metrics(run, 0, torch.eye(4), {})
+def test_a_plateau_follows_the_constants_of_the_released_code(build):
+    """Mode max, threshold 0.001 (relative), patience 4, cooldown 2, floor lr / 20."""
+    run = build(optim__schedule="plateau", data__holdout=0.4, log__evaluate_every=3)
+    rates = []
+    for recall in [0.5, 0.6, *[0.6005] * 5, *[0.6] * 7, *[0.6] * 14]:  # 0.6005 is no gain: the threshold is 0.0006
+        run.plateau.step(recall)
+        run.set_learning_rate(3)
+        rates.append(rate_of(run))
+    assert rates[:6] == [1e-3] * 6 and rates[6:13] == pytest.approx([1e-4] * 7)  # the fifth without a gain; 2 + 5 to the next
+    assert rates[13:] == pytest.approx([5e-5] * 15)  # the floor
 
 
-def test_a_plateau_lowers_the_rate_only_once_the_memory_is_full(build):
-    run = build(optim__schedule="plateau")
-    report_losses(run, 20)
-    run.set_learning_rate(3)
-    assert rate_of(run) == 1e-3
-    fill_memory(run, Progress())
-    report_losses(run, 7)
-    run.set_learning_rate(3)
-    assert rate_of(run) == pytest.approx(1e-4)
-    steady = build("steady", optim__schedule="step")
-    fill_memory(steady, Progress())
-    report_losses(steady, 20)
-    steady.set_learning_rate(3)
-    assert rate_of(steady) == 1e-3
+def test_full_precision_rounds_no_convolution(build):
+    for precision, rounded in (("fp32", False), ("auto", True)):
+        build(precision, optim__precision=precision)
+        assert torch.backends.cudnn.allow_tf32 is rounded
+
+
+def test_the_head_of_the_released_code_is_larger_and_has_no_bias_at_first(build):
+    head, usual = (build(kind, model__head_init=kind).model.head for kind in ("kaiming", "uniform"))
+    assert not head.bias.any() and usual.bias.any()
+    assert float(head.weight.std()) == pytest.approx((2 / head.out_features) ** 0.5, rel=0.1)
+    with pytest.raises(InputError, match="did you mean 'kaiming'"):
+        build("wrong", model__head_init="kaming")
+
+
+def test_a_queue_has_the_size_that_is_set(build):
+    assert build("rows", memory__size=5).memory.size == 5
+    with pytest.raises(InputError, match=r"remove memory\.size"):
+        build("slots", memory__size=5, memory__update="moving_average")
 
 
 def test_a_frozen_batch_norm_keeps_its_statistics_through_a_step(build):
@@ -127,13 +151,23 @@ def test_a_frozen_batch_norm_keeps_its_statistics_through_a_step(build):
         assert (same(before, dict(run.model.named_buffers())) == []) is frozen
 
 
-@pytest.mark.parametrize("changes", [{}, {"memory__update": "backprop"}, {"memory__ratio": 0.0, "optim__schedule": "plateau"}])
+PROXIES = {"loss__name": "pml/ProxyAnchorLoss", "memory__ratio": 0.0}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"memory__update": "backprop"},
+        {"memory__ratio": 0.0, "optim__schedule": "plateau", "data__holdout": 0.4, "log__evaluate_every": 3},
+        PROXIES,
+    ],
+)
 def test_what_is_saved_is_restored_whole(build, changes, tmp_path):
     run, other = build(**changes), build("other", **changes)
     if run.memory is not None:
         fill_memory(run, Progress())
-    run.model(run.drift.images).sum().backward()
-    update_weights(run)
+    learn(run, 0, [next(run.data.batches(0))[1:]], run.memory is not None)
     run.drift(10, run.model)
     run.watcher.check({"step": 3, "mean_cosine": 1.0})
     run.sums += torch.rand(len(SUMS))
@@ -232,13 +266,16 @@ def config(**changes):
 
 def test_devices_are_picked_or_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    assert state.pick_device("auto") == torch.device("mps")
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     assert state.pick_device("auto") == state.pick_device("cpu") == torch.device("cpu")
     with pytest.raises(InputError, match="no GPU is visible"):
         state.pick_device("cuda")
     with pytest.raises(InputError, match="device 'gpu' does not exist"):
         state.pick_device("gpu")
     for name in ("meta", "hpu", "xpu"):
-        with pytest.raises(InputError, match=f"device {name} is not available on this machine: use auto, cpu or cuda"):
+        with pytest.raises(InputError, match=f"device {name} is not available on this machine: use auto, cpu, cuda or mps"):
             state.pick_device(name)
 
 
@@ -316,25 +353,6 @@ def test_memories_that_cannot_be_are_refused():
     assert state.memory_of(config(**slow), 9, CPU).momentum == 0.99
     with pytest.raises(InputError, match="did you mean 'queue'"):
         state.memory_of(config(memory__update="que"), 9, CPU)
-
-
-def test_the_losss_settings_reach_it():
-    loss = state.loss_of(config(loss__options={"margin": 0.3}, loss__reduction="mean", loss__exclude="instance"))
-    assert isinstance(loss, ContrastiveLoss) and (loss.margin, loss.reduction, loss.exclude) == (0.3, "mean", "instance")
-    assert isinstance(state.loss_of(config(loss__name="multi_similarity")), MultiSimilarityLoss)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"loss__name": "contrastiv"}, "unknown loss 'contrastiv': did you mean 'contrastive'"),
-        ({"loss__options": {"marign": 0.3}}, "unknown option of the contrastive loss 'marign': did you mean 'margin'"),
-        ({"loss__reduction": "men"}, "did you mean 'mean'"),
-    ],
-)
-def test_losses_that_cannot_be_are_refused(changes, message):
-    with pytest.raises(InputError, match=message):
-        state.loss_of(config(**changes))
 
 
 def test_batch_norm_is_frozen_when_asked():

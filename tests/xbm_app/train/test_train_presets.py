@@ -16,7 +16,8 @@ from xbm_app.train import state as task
 from xbm_app.train.config import Config, check, flat, override
 from xbm_app.train.load import evaluate_run
 from xbm_app.train.loop import train
-from xbm_app.train.presets import DATASETS, MANY, RECIPES, preset, recipe_of
+from xbm_app.train.losses import pair_loss
+from xbm_app.train.presets import DATASETS, FACTS, MANY, RECIPES, preset, recipe_of
 
 # The paper's Table 7, typed from it: learning rate, where it falls to a tenth, iterations, R_M, α, m.
 TABLE_7 = {
@@ -52,12 +53,12 @@ def test_the_rest_is_the_papers(name):
     assert (config.model.trunk, config.model.dim, config.model.weights) == ("googlenet", 512, "imagenet")
     assert config.memory.fill and (config.memory.batch_weight, config.memory.weight) == (0.0, 1.0)
     assert (config.loss.name, config.loss.reduction, config.recipe, config.data.holdout) == ("contrastive", "sum", "paper", 0)
-    assert task.loss_of(config).margin == 0.5
+    assert pair_loss(config).margin == 0.5
     assert not config.model.freeze_batch_norm and config.model.trunk_lr == 1.0
 
 
 def test_the_constants_that_the_paper_leaves_out():
-    ms, triplet = (task.loss_of(preset("sop", loss)) for loss in ("ms", "triplet"))
+    ms, triplet = (pair_loss(preset("sop", loss)) for loss in ("ms", "triplet"))
     assert (ms.alpha, ms.beta, ms.base, ms.epsilon) == (2.0, 40.0, 0.5, 0.1)
     assert triplet.margin == 0.1
 
@@ -89,18 +90,45 @@ def test_the_two_recipes_differ_as_the_design_says():
         "recipe": ("paper", "official"),
         "memory.batch_weight": (0.0, 1.0),  # memory only | in-batch + 1.0 × memory
         "memory.fill": (True, False),  # from images of the warm model | empty
+        "memory.size": (None, 55_000),
         "optim.lr": (3e-4, 1e-4),
         "optim.schedule": ("step", "plateau"),
+        "optim.decay_at": ((24_000,), ()),
+        "optim.iterations": (34_000, 35_000),
         "data.augmentation": ("paper", "official"),
+        "data.holdout": (0.0, 0.2),  # where the released code looks at the test list
+        "log.evaluate_every": (0, 1000),
         "model.pooling": ("average", "max"),
+        "model.dim": (512, 128),
+        "model.head_init": ("uniform", "kaiming"),
     }
-    assert changes("cars").keys() == changes("sop").keys() - {"optim.lr"}  # Table 7 has 1e-4 there too
+    # on Cars, Table 7 has 1e-4 too, no queue, and no warm-up
+    assert changes("cars").keys() == changes("sop").keys() - {"optim.lr"} | {"memory.update", "memory.momentum", "memory.start"}
     assert preset("sop") == preset("sop", recipe="paper")
     model = task.model_of(preset("glyphs"))
     kinds = {recipe: task.augmentation_of(preset("sop", recipe=recipe), model) for recipe in RECIPES}
     assert (kinds["paper"].mode, kinds["paper"].kind) == ("square", "crop")
     assert (kinds["official"].mode, kinds["official"].kind) == ("shorter", "resized_crop")
     assert kinds["official"].scale == (0.2, 1.0)
+
+
+@pytest.mark.parametrize("name", [*SIX, "own"])
+def test_the_released_code_has_one_memory_for_all_data(name):
+    for trunk in ("googlenet", "resnet50"):
+        config = preset(name, trunk=trunk, recipe="official")
+        check(config)
+        memory = task.memory_of(config, 13, torch.device("cpu"))
+        assert (memory.update, memory.size, memory.dim, len(memory)) == ("queue", 55_000, 128, 0)
+        assert (config.memory.start, config.memory.batch_weight, config.memory.weight) == (1000, 1.0, 1.0)
+        assert (config.optim.lr, config.optim.weight_decay, config.optim.iterations) == (1e-4, 5e-4, 35_000)
+        assert (config.batch.size, config.batch.per_class, config.loss.reduction) == (64, 4, "sum")
+
+
+@pytest.mark.parametrize("recipe", ["paper", "official"])
+def test_every_fact_stands_beside_a_setting(recipe):
+    assert set(FACTS[recipe]) <= flat(Config()).keys()
+    silent = {"memory.ratio", "memory.momentum", "memory.alpha", "memory.doubt", "memory.reduction", "optim.decay_at"}
+    assert RECIPES[recipe].keys() - silent <= FACTS[recipe].keys()
 
 
 def test_own_data_are_large_from_so_many_images_on():
@@ -222,7 +250,8 @@ def test_every_recipe_runs(tmp_path):
     root = miniature("sop", tmp_path / "sop")
     for recipe in RECIPES:
         chosen = preset("sop", "contrastive", "small", recipe)
-        config = override(chosen, {**SMALL, **SHORT, "memory.start": 1, "data.root": str(root)})
+        few = {"optim.schedule": "step", "log.evaluate_every": 0, "data.holdout": 0} if recipe == "official" else {}
+        config = override(chosen, {**SMALL, **SHORT, **few, "memory.start": 1, "data.root": str(root)})
         train(config, tmp_path / recipe, quiet=True)
         memory = torch.load(tmp_path / recipe / "checkpoints" / "last.pt", weights_only=True)["memory"]
         # two steps with memory; before them, with one recipe, two calls that filled it
