@@ -10,6 +10,7 @@ import typer
 
 if TYPE_CHECKING:
     from paper.experiment import Setting
+    from xbm_app.data.images import Dataset
     from xbm_app.train.config import Config
 
 app = typer.Typer(invoke_without_command=True, rich_markup_mode="markdown", pretty_exceptions_enable=False)
@@ -82,6 +83,15 @@ def machine_of(data: Sequence[str], trunks: Sequence[str]) -> Machine:
     if weights and all(name in SMALL for name in folders):
         raise InputError(f"{', '.join(folders)}: always trained with a small network of their own, so leave out --trunk")
     return Machine(folders, weights)
+
+
+def read_datasets(data: Sequence[str]) -> "dict[str, Dataset]":
+    """The data sets that the command line names."""
+    from paper.experiment import base, setting_of
+    from xbm_app.train.dataset import read_data
+
+    machine = machine_of(data, [])
+    return {name: read_data(machine.place(base(setting_of(name))).data) for name in machine.data}
 
 
 @app.callback()
@@ -180,31 +190,44 @@ def run(
 
 
 @app.command()
+def labels(data: Annotated[list[str] | None, DATA] = None, results: Annotated[Path, RESULTS_OPTION] = RESULTS_FOLDER) -> None:
+    """Write the classes of the test queries beside the results: the bootstrap over test classes needs them, `report` no images.
+
+    Example: `python -m paper labels --data cars=~/cars`
+    """
+    from paper.labels import write_labels
+
+    for dataset in read_datasets(data or []).values():
+        print(write_labels(results, dataset))
+
+
+@app.command()
 def report(
     results: Annotated[Path, RESULTS_OPTION] = RESULTS_FOLDER,
-    out: Annotated[Path, typer.Option(help="folder for results.md, robustness.md and their figures")] = DOCS,
+    out: Annotated[Path, typer.Option(help="folder for the pages and their figures")] = DOCS,
     data: Annotated[list[str] | None, DATA] = None,
 ) -> None:
-    """Write the pages of results and their figures; with --data, contact sheets of photographs too.
+    """Write the pages of results and their figures, and the README's lines about them; with --data, contact sheets of
+    photographs too.
 
     Example: `python -m paper report` · `python -m paper report --data cars=~/cars`
     """
-    from paper.experiment import base, setting_of
-    from paper.experiments import RESULTS, ROBUSTNESS
+    from paper.claims import write_claims
+    from paper.experiments import DOCUMENTS
     from paper.page import write_page
+    from paper.readme import write_readme
     from paper.record import Records
     from xbm.errors import InputError
-    from xbm_app.train.dataset import read_data
 
     records = Records(results)
     if not len(records):
         raise InputError(f"{results} contains no results: give the folder that `python -m paper run` writes to")
-    datasets = {}
-    if data:
-        machine = machine_of(data, [])
-        datasets = {name: read_data(machine.place(base(setting_of(name))).data) for name in machine.data}
-    for document in (RESULTS, ROBUSTNESS):
+    datasets = read_datasets(data) if data else {}
+    for document in DOCUMENTS:
         print(write_page(records, document, out, datasets))
+    print(write_claims(records, out))
+    if out == DOCS and results == RESULTS_FOLDER:
+        print(write_readme(records))
 
 
 if __name__ == "__main__":

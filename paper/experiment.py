@@ -30,6 +30,7 @@ SHORT = {"memory.update": "queue", "memory.momentum": None, "memory.start": 0, "
 # Candidate learning rates, equally many for every method. A pretrained ResNet-50 needs smaller ones.
 GRIDS = {"resnet50_v1": (1e-5, 3e-5, 1e-4), "resnet50": (1e-5, 3e-5, 1e-4), "small": (3e-4, 1e-3, 3e-3)}
 GRID = (3e-5, 1e-4, 3e-4)
+EXTENSIONS = 2  # rates added at most where the best lies at an edge of those that were tried
 
 
 @dataclass(frozen=True)
@@ -71,10 +72,30 @@ def base(setting: Setting) -> Config:
     return override(config, SHORT) if setting.data in ("cars", "cub") else config
 
 
+@cache
 def grid(setting: Setting) -> tuple[float, ...]:
-    """The learning rates to choose from."""
-    rates = GRIDS.get(setting.trunk, GRID)
-    return rates[1:] if setting.mini else rates
+    """The learning rates to choose from, in ascending order; Table 7's rate for the data set is one of them."""
+    rates, paper = list(GRIDS.get(setting.trunk, GRID)), preset(setting.data).optim.lr
+    while not min(rates) <= paper <= max(rates):
+        further = next_rate(max(rates) if max(rates) < paper else min(rates), rates)
+        assert further is not None
+        rates = sorted([*rates, further])
+    return tuple(rates[1:] if setting.mini else rates)
+
+
+def next_rate(rate: float, rates: Sequence[float]) -> float | None:
+    """The rate beyond the edge that `rate` lies at, if it does.
+
+    Example:
+        >>> next_rate(1e-3, [1e-4, 1e-3]), next_rate(1e-4, [1e-4, 1e-3]), next_rate(3e-4, [1e-4, 3e-4, 1e-3])
+        (0.003, 3e-05, None)
+    """
+    digit, exponent = f"{rate:.0e}".split("e")
+    if rate == max(rates):
+        return float(f"3e{exponent}") if digit == "1" else float(f"1e{int(exponent) + 1}")
+    if rate == min(rates):
+        return float(f"1e{exponent}") if digit == "3" else float(f"3e{int(exponent) - 1}")
+    return None
 
 
 def config_of(setting: Setting, settings: Mapping[str, Any]) -> Config:
@@ -85,7 +106,7 @@ def config_of(setting: Setting, settings: Mapping[str, Any]) -> Config:
     little = {
         "data.resize": 16, "data.crop": 16, "optim.iterations": 24, "optim.decay_at": (20,), "memory.fill": False,
         "memory.start": min(8, config.memory.start), "batch.size": max(8, config.batch.size // 8), "log.every": 10,
-        "log.checkpoint_every": 1000,
+        "log.checkpoint_every": 1000, "log.evaluate_every": min(8, config.log.evaluate_every),
     }  # fmt: skip
     return override(config, little)
 
@@ -204,4 +225,5 @@ def sized(setting: Setting, loss: str, size: int, ratio: float, sampler: str = "
         settings |= {"optim.iterations": round(factor * optim.iterations), "optim.decay_at": decays}
     chosen_as = f"{loss}, batch {usual_size}, pk, R_M = {1 if ratio else 0}"
     is_queue = (loss, size, ratio, sampler) == ("contrastive", usual_size, 1.0, "pk")
-    return Arm(label, settings, usual, chosen_as, queue(setting).measures if is_queue else ())
+    tested = size in (16, usual_size, 256) and ratio in (0.0, 0.01, 1.0)  # the sentences of the paper; one seed between
+    return Arm(label, settings, usual, chosen_as, queue(setting).measures if is_queue else (), seeds=None if tested else 1)

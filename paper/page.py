@@ -13,6 +13,7 @@ from PIL import Image, ImageDraw, ImageFont
 from paper.experiment import SMALL, Experiment, Setting
 from paper.record import NAMED, Record, Records
 from paper.study import Spread, Study
+from xbm_app.data.benchmarks import BENCHMARKS
 from xbm_app.data.images import Dataset
 from xbm_app.files import replacing
 from xbm_app.report import printed_figures
@@ -220,6 +221,7 @@ def provenance(studies: list[Study]) -> str:
         dates = sorted({run.values["date"] for run in runs})
         when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
         images = f"{data['train_images']:,} training images of {data['train_classes']} classes" if data else ""
+        images += _missing(study.setting.data, data)
         devices = listed(sorted({f"{run.values['device']}, {run.values['precision']}" for run in runs}))
         iterations = listed([f"{n:,}" for n in sorted({run.config["optim.iterations"] for run in runs})])
         count = len({id(run) for run in runs})
@@ -229,6 +231,16 @@ def provenance(studies: list[Study]) -> str:
             f"{'one run' if count == 1 else f'{count} runs'}, {devices}; {when}."
         )
     return "\n".join(lines)
+
+
+def _missing(name: str, data: Mapping[str, int]) -> str:
+    """How many training images the release has, if the runs had fewer."""
+    release = BENCHMARKS[name].release.get("train") if name in BENCHMARKS else None
+    whole = release.images if release else None
+    have = (data.get("train_images"), data.get("train_classes"))
+    if whole is None or release is None or have[1] != release.classes or have[0] in (None, whole):
+        return ""
+    return f" (of the release's {whole:,})"
 
 
 def _anchor(title: str) -> str:

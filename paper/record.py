@@ -5,12 +5,16 @@ cannot change a figure (the location of the data, how often checkpoints are writ
 its default value there.
 """
 
+import base64
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, SupportsFloat
+
+import numpy as np
 
 from xbm.errors import InputError
 from xbm.losses import LOSSES
@@ -20,18 +24,25 @@ from xbm_app.train.config import Config, flat
 
 FORMAT = 1
 APART = {
-    "preset", "recipe", "device", "data.root", "data.store", "data.feed", "data.skip_problems", "log.checkpoint_every",
-    "log.evaluate_every", "log.wandb", "memory.spread",
+    "preset", "recipe", "device", "data.root", "data.store", "data.feed", "data.features",
+    "data.skip_problems", "log.checkpoint_every",
+    "log.evaluate_every", "log.wandb", "memory.spread", "model.compile",
 }  # fmt: skip
 USUAL = flat(Config())
 NAMED = ("imagenet", "none")  # weights that are no file
-LATER = {"memory.doubt", "data.fold"}  # settings that came when results had names: at their defaults they are no part of them
+# settings that came when results had names: at their defaults they are no part of them
+LATER = {
+    "memory.doubt", "memory.size", "memory.keys", "data.fold", "data.interpolation", "loss.lr_factor", "model.head_init",
+    "model.freeze", "model.checkpointing", "batch.chunk", "optim.name", "optim.warmup", "optim.clip", "optim.layer_decay",
+    "optim.ema",
+}  # fmt: skip
 
 
 def identity(config: Config) -> dict[str, Any]:
     """The settings that a figure depends on, by full name; a weights file is identified by its bare name."""
     settings = flat(config)
-    kept = {name: _plain(value) for name, value in {**settings, **_unused(settings)}.items() if name not in APART}
+    apart = APART - {"log.evaluate_every"} if config.optim.schedule == "plateau" else APART  # there it decides the schedule
+    kept = {name: _plain(value) for name, value in {**settings, **_unused(settings)}.items() if name not in apart}
     if kept["model.weights"] not in NAMED:
         kept["model.weights"] = Path(kept["model.weights"]).name
     return kept
@@ -72,7 +83,7 @@ def file_name(settings: Mapping[str, Any]) -> str:
     """A readable name with a hash of all settings."""
     s = _whole(settings)
     memory = "no-memory" if not s["memory.ratio"] else s["memory.update"].replace("_", "-")
-    loss = s["loss.name"].replace("_", "-")
+    loss = s["loss.name"].replace("_", "-").replace("/", "-")
     split = "_held-out" if s["data.holdout"] else ""
     named = {name: value for name, value in s.items() if name not in LATER or value != DEFAULTS[name]}
     digest = hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()[:10]
@@ -103,6 +114,15 @@ class Record:
     @property
     def config(self) -> dict[str, Any]:
         return {**DEFAULTS, **self.values["config"]}
+
+    @cached_property
+    def key(self) -> str:
+        return key(self.config)
+
+    @cached_property
+    def kind(self) -> str:
+        """The key without the seed."""
+        return key({**self.config, "seed": None})
 
     @property
     def seed(self) -> int:
@@ -150,10 +170,10 @@ class Records:
             known = self._read.get(path.name)
             files[path.name] = known if known is not None and known[0] == stamp else (stamp, Record(_read(path)))
         self._read = files
-        self._by_key = {key(record.config): record for _, record in files.values()}
+        self._by_key = {record.key: record for _, record in files.values()}
         self._by_kind = {}
         for record in self._by_key.values():
-            self._by_kind.setdefault(key({**record.config, "seed": None}), []).append(record)
+            self._by_kind.setdefault(record.kind, []).append(record)
 
     def find(self, settings: Mapping[str, Any]) -> Record | None:
         return self.get(key(settings))
@@ -199,6 +219,12 @@ def _read(path: Path) -> dict[str, Any]:
     if not known:
         raise InputError(f"{path} has format {values['format']}, this version reads up to {FORMAT}: upgrade xbm")
     return values
+
+
+def unpacked(hits: Mapping[str, Any]) -> np.ndarray:
+    """(queries,) bool: which queries of a result retrieve their own class first, see `hits` in `work.py`."""
+    bits = np.frombuffer(base64.b64decode(hits["rank_1"]), np.uint8)
+    return np.unpackbits(bits, count=hits["queries"]).astype(bool)
 
 
 def digits(value: SupportsFloat) -> float:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from paper.experiment import Setting, config_of
-from paper.experiments import ALL, RESULTS, ROBUSTNESS
+from paper.experiments import ALL, DOCUMENTS
 from paper.page import write_page
 from paper.plan import plan
 from paper.record import Records
@@ -22,6 +22,6 @@ def run_smoke(out: Path, names: list[str] | None = None, tell: Callable[[str], N
     records = Records(out / "results")
     jobs = default_workers()  # at most 8: each of these processes loads torch
     outcome = run_all(lambda: plan(chosen, [GLYPHS], 1, records), lambda config: config, records, out / "runs", jobs, tell=tell)
-    for document in (RESULTS, ROBUSTNESS):
+    for document in DOCUMENTS:
         write_page(records, document, out, {"glyphs": glyphs}, mini=True)
     return outcome

@@ -1,12 +1,15 @@
 """An experiment in a setting, and its results: how learning rates are chosen, and which runs each arm has."""
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from paper.experiment import CHOOSING_SEED, HOLDOUT, Arm, Experiment, Setting, config_of, grid
+from paper.experiment import CHOOSING_SEED, EXTENSIONS, HOLDOUT, Arm, Experiment, Setting, config_of, grid, next_rate
 from paper.record import Record, Records, identity
+from paper.statistics import Gain, paired_gain, welch_gain
 from xbm_app.report.statistics import summarize
-from xbm_app.train.config import Config, override
+from xbm_app.train.config import Config, flat, override
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,20 @@ class Spread:
         """The standard error of the mean; NaN for a single seed."""
         return summarize(self.by_seed.values()).error
 
+    @property
+    def deviation(self) -> float:
+        """The standard deviation over the seeds; NaN for a single seed."""
+        return self.error * math.sqrt(len(self))
+
+    @property
+    def gain(self) -> Gain | None:
+        """Of a spread of paired differences: their mean with its t test, or None if there are none."""
+        return paired_gain(dict.fromkeys(self.by_seed, 0.0), self.by_seed)
+
+    def over(self, other: "Spread") -> Gain | None:
+        """How far this is above another one whose seeds are independent of it: Welch's test; None if either is empty."""
+        return welch_gain(list(other.by_seed.values()), list(self.by_seed.values()))
+
     def __len__(self) -> int:
         return len(self.by_seed)
 
@@ -90,21 +107,37 @@ class Study:
         held_out = {"data.holdout": HOLDOUT, "seed": CHOOSING_SEED}
         config = config_of(self.setting, {**arm.settings, **arm.choose, **held_out})
         setting, tried = self._among(arm)
-        return [override(config, {setting: value}) for value in tried]
+        configs = {value: override(config, {setting: value}) for value in tried}
+        added = 0 if arm.among or self.setting.mini else EXTENSIONS
+        while added and (further := self._beyond(configs)) is not None:
+            configs[further] = override(config, {setting: further})
+            added -= 1
+        return [configs[value] for value in sorted(configs)] if arm.among is None else list(configs.values())
+
+    def _beyond(self, configs: Mapping[float, Config]) -> float | None:
+        """The rate to try next: the best one lies at the edge of those tried, all of which have run."""
+        records = {rate: self.records.find(identity(config)) for rate, config in configs.items()}
+        scores = {rate: record.score() for rate, record in records.items() if record is not None}
+        if len(scores) < len(configs):
+            return None
+        return next_rate(min(scores, key=lambda rate: (-scores[rate], rate)), [*scores])
 
     def _among(self, arm: Arm) -> tuple[str, tuple[Any, ...]]:
         return arm.among or ("optim.lr", grid(self.setting))
 
     def choice(self, arm: Arm) -> Choice | None:
-        """What was chosen, or None while runs are missing or if there is nothing to choose."""
+        """What was chosen, or None while runs are missing or if there is nothing to choose.
+
+        A rate beyond the edge of the grid that has not run yet is left out: the choice is then one at the edge.
+        """
         if arm.tune is not None:
             return arm.tune(self.setting, arm, self.records).choice
-        configs = self.choosing(arm)
-        records = [record for config in configs if (record := self.records.find(identity(config)))]
-        if not configs or len(records) < len(configs):
+        setting, usual = self._among(arm)
+        tried = {flat(config)[setting]: self.records.find(identity(config)) for config in self.choosing(arm)}
+        scores = {value: record.score() for value, record in tried.items() if record is not None}
+        if not tried or any(value not in scores for value in usual):
             return None
-        setting, tried = self._among(arm)
-        return Choice(tried, tuple(record.score() for record in records), setting)
+        return Choice(tuple(scores), tuple(scores.values()), setting)
 
     def config(self, arm: Arm, seed: int) -> Config | None:
         """The config of the run that is scored on the test classes, or None until its learning rate is chosen."""

@@ -6,7 +6,6 @@ import hashlib
 import platform
 import shutil
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -123,12 +122,6 @@ def hits(config: Config, folder: Path) -> dict[str, Any]:
         right = searched[examples["neighbours"][:, 0]] == labels
     packed = base64.b64encode(np.packbits(right).tobytes()).decode()
     return {"protocol": protocol.name, "queries": len(right), "rank_1": packed}
-
-
-def unpacked(kept: Mapping[str, Any]) -> np.ndarray:
-    """The hits of a result file.  # (queries,) bool"""
-    bits = np.frombuffer(base64.b64decode(kept["rank_1"]), np.uint8)
-    return np.unpackbits(bits, count=kept["queries"]).astype(bool)
 
 
 def _rounded(scores: dict[str, float]) -> dict[str, float]:

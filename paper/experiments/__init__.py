@@ -1,11 +1,11 @@
-"""Every experiment and every measurement by name, and the two pages that show them."""
+"""Every experiment and every measurement by name, and the pages that show them."""
 
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from paper.experiment import Experiment
-from paper.experiments import drift, losses, negatives, robustness, robustness_cause, sizes, tuning, updates
+from paper.experiments import comparison, drift, losses, negatives, robustness, robustness_cause, s_table_3, sizes, updates
 from paper.page import Document
 from xbm.errors import unknown
 from xbm_app.train.config import Config
@@ -13,7 +13,7 @@ from xbm_app.train.state import RunState
 
 EXPERIMENTS: dict[str, Experiment] = {
     experiment.name: experiment
-    for family in (losses, tuning, sizes, drift, negatives, updates)
+    for family in (losses, s_table_3, comparison, sizes, drift, negatives, updates)
     for experiment in family.EXPERIMENTS
 }  # the paper's
 BEYOND: dict[str, Experiment] = {
@@ -21,8 +21,10 @@ BEYOND: dict[str, Experiment] = {
 }  # ours
 ALL = {**EXPERIMENTS, **BEYOND}
 
-RESULTS = Document("results.md", EXPERIMENTS)
+S_TABLE_3 = Document("s-table-3.md", {experiment.name: experiment for experiment in s_table_3.EXPERIMENTS})
+RESULTS = Document("results.md", {name: each for name, each in EXPERIMENTS.items() if name not in S_TABLE_3.experiments})
 ROBUSTNESS = Document("robustness.md", BEYOND)
+DOCUMENTS = (RESULTS, S_TABLE_3, ROBUSTNESS)
 
 # What an arm's `measures` name: values for its result file, beyond curves and scores.
 MEASURES: dict[str, Callable[[RunState], Any]] = {

@@ -1,15 +1,17 @@
-"""Each loss without and with memory (Table 1, S-Table 3), and comparisons with other work (Tables 3–5, S-Tables 4 and 5)."""
+"""Each loss without and with memory (Table 1, S-Table 3)."""
 
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from paper import published
-from paper.experiment import Arm, Experiment, Setting, contrastive, loss_arms
+from paper.experiment import LOSSES, Arm, Experiment, Setting, loss_arms
+from paper.experiments.tuning import LETTER, letter_arm
 from paper.page import Block, Claim, Table, plus_minus, printed, printed_gain
 from paper.published import KS, Row
 from paper.record import identity
+from paper.statistics import in_words
 from paper.study import Choice, Spread, Study, paired
-from xbm_app.report.statistics import MISSING, seeds
+from xbm_app.report.statistics import MISSING, listed, percent, seeds
 
 Columns = list[tuple[str, int, str | None]]  # heading, K, protocol
 
@@ -27,12 +29,18 @@ def paper_rows(data: str) -> dict[str, Row]:
     return {**published.TABLE_1, **published.S_TABLE_3}.get(data, {})
 
 
+def large_arms(setting: Setting) -> list[Arm]:
+    """Ours, then the letter of the paper: Algorithm 1 with Table 7, which the baselines are assumed to share."""
+    return [*loss_arms(setting), *(letter_arm(setting, loss, memory) for loss in LOSSES for memory in (False, True))]
+
+
 def draw_losses(data: str, studies: Sequence[Study]) -> list[Block]:
     """R@1 with gains, the paper's beside ours; then per trunk a sentence per gain, all recalls, and the learning rates."""
     paper = paper_rows(data)
     blocks: list[Block] = [_summary(studies, paper)]
     for study in studies:
-        blocks += [claim for arm in study.arms if (claim := _gain_claim(study, arm, paper))]
+        claims = [claim for arm in study.arms for claim in (_gain_claim(study, arm, paper), _overtrained_claim(study, arm))]
+        blocks += [claim for claim in claims if claim]
         blocks += [f"All recalls, {study.setting.label}:", _recalls(data, study), *choices(study)]
     return blocks
 
@@ -55,33 +63,85 @@ def _summary(studies: Sequence[Study], paper: dict[str, Row]) -> Table:
 
 
 def _paper_gain(label: str, paper: dict[str, Row]) -> str:
-    base = label.removesuffix(" w/ M")
+    label = label.removesuffix(f", {LETTER}")
+    base = without_memory(label)
     if base == label:
         return MISSING
     without, with_memory = (paper[row][0] if row in paper else None for row in (base, label))
     return printed_gain(without, with_memory)
 
 
+def without_memory(label: str) -> str:
+    """The label of the same row without memory."""
+    return label.replace(" w/ M", "")
+
+
 def gain(study: Study, label: str) -> Spread:
     """What the memory adds, seed by seed; empty if either side is missing."""
     arms = {arm.label: arm for arm in study.arms}
-    base = label.removesuffix(" w/ M")
+    base = without_memory(label)
     if base == label or base not in arms or label not in arms:
         return Spread()
     return paired(study.spread(arms[base]), study.spread(arms[label]))
 
 
 def _gain_claim(study: Study, arm: Arm, paper: dict[str, Row]) -> Claim | None:
-    points = gain(study, arm.label)
-    if not points:
+    tested = gain(study, arm.label).gain
+    if tested is None:
         return None
-    text = f"{study.setting.where}, {arm.label.removesuffix(' w/ M')}: the memory adds {plus_minus(points, sign=True)} points"
     paper_gain = _paper_gain(arm.label, paper)
-    text += "" if paper_gain == MISSING else f" (the paper, with GoogLeNet: {paper_gain})"
-    if math.isnan(points.error):
-        return Claim(f"{text}; a single seed, so the error is unknown.")
-    clear = "more" if abs(points.mean) > 2 * points.error else "not more"
-    return Claim(f"{text}, {seeds(len(points))}; {clear} than two standard errors from 0.")
+    beside = "" if paper_gain == MISSING else f"; the paper, with GoogLeNet: {paper_gain}"
+    unclear = " The interval includes 0." if tested.tested and not tested.sign else ""
+    loss = without_memory(arm.label)
+    return Claim(f"{study.setting.where}, {loss}: the memory adds {in_words(tested)}{beside}.{unclear}")
+
+
+def _overtrained_claim(study: Study, arm: Arm) -> Claim | None:
+    """Says so where the baseline of an arm is beaten by the same loss with less training or with wrong labels."""
+    arms = {each.label: each for each in study.arms}
+    base = without_memory(arm.label)
+    if base == arm.label or not gain(study, arm.label):
+        return None
+    scores, better = study.spread(arms[base]), better_without(study, arms[base])
+    if not better:
+        return None
+    return Claim(
+        f"{study.setting.where}, {base}: the baseline is over-trained. Without memory, R@1 is {percent(scores.mean)}; it is "
+        f"{listed([f'{percent(other.mean)} {how} ({seeds(len(other))})' for how, other in better.items()])}. The gain above "
+        "includes what a better schedule would give without a memory."
+    )
+
+
+def better_without(study: Study, arm: Arm) -> dict[str, Spread]:
+    """The runs of an arm without memory that score higher although their labels are worse or their training is shorter."""
+    config = study.config(arm, 0)
+    if config is None:
+        return {}
+    usual, better = identity(config), dict[str, Spread]()
+    named = {"data.noise", "optim.iterations", "optim.decay_at", "batch.size"}
+    kinds: dict[str, dict[str, Any]] = {}
+    for record in study.records:
+        other = record.config
+        changed = {name for name in usual if other[name] != usual[name] and name != "seed"}
+        shorter = other["optim.iterations"] < usual["optim.iterations"]
+        if changed and changed <= named and (other["data.noise"] > usual["data.noise"] or shorter):
+            kinds[str([other[name] for name in sorted(named)])] = other
+    for other in kinds.values():
+        scores = Spread({record.seed: record.score() for record in study.records.seeds(other)})
+        if scores.mean > study.spread(arm).mean:
+            better[_how(other, usual)] = scores
+    return better
+
+
+def _how(config: Mapping[str, Any], usual: Mapping[str, Any]) -> str:
+    parts = []
+    if config["data.noise"] != usual["data.noise"]:
+        parts.append(f"with {config['data.noise']:.0%} wrong labels".replace("%", " %"))
+    if config["optim.iterations"] != usual["optim.iterations"]:
+        parts.append(f"after {config['optim.iterations']:,} iterations")
+    if config["batch.size"] != usual["batch.size"]:
+        parts.append(f"with batches of {config['batch.size']}")
+    return " ".join(parts)
 
 
 def recall_cells(study: Study, arm: Arm, columns: Columns) -> list[str]:
@@ -110,11 +170,12 @@ def choices(study: Study) -> list[Block]:
             chosen.setdefault(labels.setdefault(runs, arm.chosen_as or arm.label), choice)
     if not chosen:
         return []
-    rates = next(iter(chosen.values())).tried
+    rates = sorted({rate for choice in chosen.values() for rate in choice.tried})  # some have rates beyond an edge
     rows = []
     for label, choice in chosen.items():
-        cells = [f"**{100 * s:.1f}**" if r == choice.picked else f"{100 * s:.1f}" for r, s in zip(rates, choice.scores)]
-        rows.append([label, *cells, "at the edge" if choice.at_edge else ""])
+        cells = {rate: f"{100 * score:.1f}" for rate, score in zip(choice.tried, choice.scores)}
+        cells[choice.picked] = f"**{cells[choice.picked]}**"
+        rows.append([label, *(cells.get(rate, MISSING) for rate in rates), "at the edge" if choice.at_edge else ""])
     table = Table(["R@1, %, held-out training classes", *(f"lr {rate:g}" for rate in rates), ""], rows)
     return [
         "Learning rates, chosen on 20 % of the training classes, held out; one run each, equally many for every row:",
@@ -122,52 +183,13 @@ def choices(study: Study) -> list[Block]:
     ]
 
 
-# ------------------------------------------------------------------ comparisons with other work
-
-COMPARED: dict[str, tuple[tuple[str, str, Row], ...]] = {
-    "sop": published.TABLE_3,
-    "inshop": published.TABLE_4,
-    "vehicleid": published.TABLE_5,
-    "cub": tuple((name, trunk, cub) for name, trunk, cub, _ in published.S_TABLE_4),
-    "cars": tuple((name, trunk, cars) for name, trunk, _, cars in published.S_TABLE_4),
-    "deepfashion2": published.S_TABLE_5,
-}
-
-
-def _with_memory(setting: Setting) -> list[Arm]:
-    return [contrastive(setting)[1]]
-
-
-def draw_comparison(data: str, studies: Sequence[Study]) -> list[Block]:
-    """The paper's rows as printed, followed by ours."""
-    columns = columns_of(data)
-    rows = [[name, trunk, *(printed(value) for value in values)] for name, trunk, values in COMPARED.get(data, ())]
-    for study in studies:
-        (arm,) = _with_memory(study.setting)
-        config = study.config(arm, 0)
-        dim = "" if config is None else f", {config.model.dim}-d"
-        rows.append([f"**ours**, {arm.label}", f"{study.setting.trunk}{dim}", *recall_cells(study, arm, columns)])
-    notes: list[Block] = [published.SOP_CONFLICT] if data == "sop" else []
-    return [Table([f"{data}, %", "trunk", *(name for name, _, _ in columns)], rows), *notes]
-
-
-def _comparison(name: str, subject: str, source: str, *data: str) -> Experiment:
-    title = f"{subject}, compared with other work"
-    return Experiment(name, title, source, data, _with_memory, draw_comparison, elsewhere=False)
-
-
 EXPERIMENTS = (
     Experiment(
         "table-1", "Each loss without and with memory, large data sets", "Table 1", ("sop", "inshop", "vehicleid"),
-        loss_arms, draw_losses, elsewhere=False,
+        large_arms, draw_losses, elsewhere=False,
     ),
     Experiment(
         "s-table-3", "Each loss without and with memory, CUB and Cars", "supplementary, Table 3", ("cub", "cars"),
         loss_arms, draw_losses,
     ),
-    _comparison("table-3", "SOP", "Table 3", "sop"),
-    _comparison("table-4", "In-shop", "Table 4", "inshop"),
-    _comparison("table-5", "VehicleID", "Table 5", "vehicleid"),
-    _comparison("s-table-4", "CUB and Cars", "supplementary, Table 4", "cub", "cars"),
-    _comparison("s-table-5", "DeepFashion2", "supplementary, Table 5", "deepfashion2"),
 )  # fmt: skip

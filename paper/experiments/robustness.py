@@ -1,7 +1,6 @@
 """Beyond the paper: the recipe `auto` compared with the paper's two recipes and with no memory, for correct and for noisy
 labels; the candidates it was chosen from; and what it costs."""
 
-import math
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -17,6 +16,7 @@ from paper.experiments.sizes import TIMED
 from paper.experiments.updates import by_trunk
 from paper.page import Block, Claim, Table, plus_minus
 from paper.record import digits
+from paper.statistics import Gain, in_words
 from paper.study import Spread, Study, paired
 from xbm_app.progress import Console
 from xbm_app.report.statistics import percent
@@ -36,15 +36,16 @@ ALONE = {"memory.batch_weight": 0.0}  # Algorithm 1: the memory loss replaces th
 AT_ONCE = {"memory.start": 0, "memory.fill": False}
 NOISE = {"data.noise": 0.1}
 SETTINGS = ("cars", "omniglot", "glyphs")
-OURS = "auto"
+OURS, PAPER = "auto", "paper"
+PLAIN = "plain queue"  # the memory of the recipe `official`, without its schedule, size, pooling and augmentation
 
 
 def recipes(setting: Setting) -> dict[str, dict[str, Any]]:
     """The loss and memory settings of each recipe; schedule, augmentation and pooling are the same for all."""
     memory = {name: value for name, value in flat(preset(setting.data)).items() if name.startswith("memory.")}
     return {
-        "paper": {**memory, **SUMMED, **ALONE},
-        "official": {**PLAIN_QUEUE, "memory.fill": False},
+        PAPER: {**memory, **SUMMED, **ALONE},
+        PLAIN: {**PLAIN_QUEUE, "memory.fill": False},
         OURS: recipe_of(OURS, setting.weights, setting.data),
     }
 
@@ -85,7 +86,7 @@ def candidate_arms(setting: Setting) -> list[Arm]:
     """The candidates for `auto`. Unless stated otherwise, the memory is used from the start and starts empty."""
     late = {"memory.start": base(setting).optim.iterations // 5, "memory.fill": True}
     ms = {"loss.name": COMPARED["MS"]}
-    paper = recipes(setting)["paper"]
+    paper = recipes(setting)[PAPER]
     more = pretrained_candidates() if setting.weights != "none" else {}
     return held_out(setting, {
         "contrastive, queue, balanced": {**FULL_QUEUE, **BALANCED},
@@ -232,8 +233,14 @@ def draw_recipes(data: str, studies: Sequence[Study]) -> list[Block]:
             gain, lead = (paired(scores[name], scores[OURS]) for name in (NO_MEMORY, best))
             cells = [f"{study.setting.trunk}, {loss}", *map(plus_minus, scores.values())]
             rows.append([*cells, plus_minus(gain, sign=True), plus_minus(lead, sign=True)])
-            if gain and lead:
-                notes.append(_claim(f"{study.setting.where}, {loss}", gain, lead, best))
+            if gain.gain and lead.gain:
+                notes.append(_claim(f"{study.setting.where}, {loss}", gain.gain, lead.gain, best))
+            behind = paired(scores[NO_MEMORY], scores.get(PAPER, Spread())).gain
+            if behind and behind.sign < 0:
+                notes.append(Claim(
+                    f"{study.setting.where}, {loss}: the recipe `{PAPER}` is behind no memory: "
+                    f"{percent(scores[NO_MEMORY].mean)} falls to {percent(scores[PAPER].mean)}, {in_words(behind)}."
+                ))  # fmt: skip
             choice = study.choice(arms[NO_MEMORY])
             if choice is not None:
                 tried = ", ".join(f"{name} {percent(score)}" for name, score in zip(choice.tried, choice.scores))
@@ -251,13 +258,13 @@ def _best(scores: dict[str, Spread]) -> str:
     return max(others, key=lambda name: scores[name].mean if scores[name] else -1.0)
 
 
-def _claim(where: str, gain: Spread, lead: Spread, best: str) -> Claim:
-    text = f"{where}: `auto` is {plus_minus(gain, sign=True)} points from no memory"
-    if math.isnan(gain.error):
-        return Claim(f"{text}; a single seed, so the error is unknown.")
-    clear = "ahead by more than" if gain.mean > gain.error else "behind by more than" if gain.mean < -gain.error else "within"
-    others = "" if best == NO_MEMORY else f", and {plus_minus(lead, sign=True)} from the best of the others, `{best}`"
-    return Claim(f"{text} ({clear} one standard error, {len(gain)} seeds){others}.")
+def _claim(where: str, gain: Gain, lead: Gain, best: str) -> Claim:
+    text = f"{where}: `auto` is {in_words(gain)} from no memory"
+    if not gain.tested:
+        return Claim(f"{text}.")
+    verdict = {1: "ahead", -1: "behind", 0: "no clear difference"}[gain.sign]
+    others = "" if best == NO_MEMORY else f"; it is {in_words(lead)} from the best of the others, `{best}`"
+    return Claim(f"{text}: {verdict}{others}.")
 
 
 def _rates(studies: Sequence[Study]) -> str:

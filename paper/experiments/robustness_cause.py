@@ -18,7 +18,8 @@ from xbm.losses import LOSSES, ContrastiveLoss, PairLoss
 from xbm_app.report.statistics import MISSING
 from xbm_app.train.config import override
 from xbm_app.train.dataset import read_run
-from xbm_app.train.state import RunState, loss_of
+from xbm_app.train.losses import pair_loss
+from xbm_app.train.state import RunState
 
 PUSHED = "contrastive_pushed"
 PUSHES = (0.5, 0.8, 1.5, 3.0, 10.0)  # ρ; 1 is the balanced loss, no bound is the sum
@@ -103,7 +104,7 @@ def gradient_shares(run: RunState, true_labels: np.ndarray) -> dict[str, Any]:
     """See `measure_shares`."""
     ids, anchors, labels = next_batch(run)
     truth = torch.from_numpy(np.asarray(true_labels))
-    batch_loss, memory_loss = loss_of(run.config), loss_of(run.config, run.config.reduction)
+    batch_loss, memory_loss = pair_loss(run.config), pair_loss(run.config, run.config.reduction)
     shares: dict[str, Any] = {"batch": _components(batch_loss, anchors, labels[ids], ids, anchors, labels[ids], ids)[0]}
     if run.memory is not None and len(run.memory):
         rows, row_ids = run.memory.embeddings.float().cpu(), run.memory.ids.cpu()

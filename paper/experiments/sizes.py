@@ -3,14 +3,17 @@
 import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from paper import published
 from paper.experiment import LOSSES, Arm, Experiment, Setting, base, sized
 from paper.experiments.losses import choices
+from paper.experiments.tuning import letter_arm
 from paper.page import Block, Claim, Figure, Table, plus_minus
 from paper.record import digits
+from paper.statistics import Gain, in_words
 from paper.study import Spread, Study
 from xbm_app.report.statistics import MISSING
 from xbm_app.train.config import Config, override
@@ -23,6 +26,7 @@ KINDS = [(sampler, ratio) for sampler in SAMPLERS for ratio in (0.0, 1.0)]
 
 def figure_1_arms(setting: Setting) -> list[Arm]:
     ratios = [sized(setting, "contrastive", 16, ratio) for ratio in RATIOS if ratio]
+    ratios += [sized(setting, "contrastive", 16, ratio, passes=True) for ratio in RATIOS]
     return ratios + [sized(setting, loss, size, 0.0) for size in reversed(SIZES) for loss in LOSSES]
 
 
@@ -42,10 +46,13 @@ def draw_figure_1(data: str, studies: Sequence[Study]) -> list[Block]:
             _line(study, loss, [(size, sized(study.setting, loss, size, 0.0)) for size in SIZES], colour)
             for colour, loss in enumerate(LOSSES)
         ]
-        by_ratio = _line(study, "contrastive", [(r, sized(study.setting, "contrastive", 16, r)) for r in RATIOS], 0)
+        by_ratio = [
+            _line(study, name, [(r, sized(study.setting, "contrastive", 16, r, passes=passes)) for r in RATIOS], int(passes))
+            for name, passes in (("equal iterations", False), ("equal passes", True))
+        ]
         panels = [
             _panel("no memory", "batch size", by_loss, x_log=2, ticks=list(SIZES)),
-            _panel("batch size 16, contrastive", "memory ratio R_M", [by_ratio], x_log=0.01, ticks=[0, 0.01, 0.1, 1]),
+            _panel("batch size 16, contrastive", "memory ratio R_M", by_ratio, x_log=0.01, ticks=[0, 0.01, 0.1, 1]),
         ]
         blocks += _figure("figure-1", study, panels, "R@1 against batch size and memory ratio")
     losses = {loss: lambda s, size, loss=loss: sized(s, loss, size, 0.0) for loss in LOSSES}
@@ -53,7 +60,10 @@ def draw_figure_1(data: str, studies: Sequence[Study]) -> list[Block]:
         _table("no memory", studies, {f"batch {size}": size for size in SIZES}, losses),
         _table(
             "contrastive, batch 16", studies, {f"R_M = {ratio:g}": ratio for ratio in RATIOS},
-            {"": lambda s, ratio: sized(s, "contrastive", 16, ratio)},
+            {
+                "": lambda s, ratio: sized(s, "contrastive", 16, ratio),
+                "equal passes": lambda s, ratio: sized(s, "contrastive", 16, ratio, passes=True),
+            },
         ),
         "In the paper, contrastive on In-shop with batch size 16 improves from "
         f"{published.INSHOP_RATIO[0]} (R_M = 0) to {published.INSHOP_RATIO[1]} (R_M = 0.01).",
@@ -86,11 +96,9 @@ def draw_batch_size(data: str, studies: Sequence[Study]) -> list[Block]:
 
 def _passes(study: Study) -> str:
     """What differs between two batch sizes apart from the size."""
-    arms = [_batch_arm(study.setting, size, "PK", 0.0) for size in (SIZES[0], SIZES[-1])]
-    runs = [run for arm in arms for run in study.finished(arm)[:1]]
-    if len(runs) < 2:
+    small, large = (_passes_of(study, _batch_arm(study.setting, size, "PK", 0.0)) for size in (SIZES[0], SIZES[-1]))
+    if not small or not large:
         return ""
-    small, large = (run.values["iterations"] * run.config["batch.size"] / run.values["data"]["train_images"] for run in runs)
     return (
         f"{study.setting.where}: all sizes use the same learning rate. With equal iterations, as in the paper, a batch size of "
         f"{SIZES[-1]} makes {large:.0f} passes over the training images and one of {SIZES[0]} makes {small:.0f}; with equal "
@@ -98,29 +106,44 @@ def _passes(study: Study) -> str:
     )
 
 
+def _passes_of(study: Study, arm: Arm) -> float:
+    """How often an arm's runs pass over the training images; 0 if there is none."""
+    runs = study.finished(arm)[:1]
+    return sum(run.values["iterations"] * run.config["batch.size"] / run.values["data"]["train_images"] for run in runs)
+
+
 def _claims(study: Study, sampler: str) -> list[Block]:
-    """The paper's two claims, and what we found."""
-    ends = [(size, ratio) for size in (16, 256) for ratio in (0.0, 1.0)]
-    scores = {(size, ratio): study.spread(_batch_arm(study.setting, size, sampler, ratio)) for size, ratio in ends}
+    """The paper's two claims, and what we found. Batches of another size come in another order: seeds are not paired."""
+    arms = {(size, ratio): _batch_arm(study.setting, size, sampler, ratio) for size in (16, 256) for ratio in (0.0, 1.0)}
+    scores = {which: study.spread(arm) for which, arm in arms.items()}
     claims: list[Block] = []
     equal_passes = SAMPLERS[sampler][1]
     where = f"{study.setting.where}, equal passes" if equal_passes else study.setting.where
     small, large = scores[16, 1.0], scores[256, 0.0]
-    if small and large:
-        better = "beats" if small.mean > large.mean else "does not beat"
-        paper = "" if equal_passes else " (the paper, SOP: {1} against {0})".format(*published.SMALL_BATCH_WINS)
-        outcome = f"{plus_minus(small)} against {plus_minus(large)}{paper}"
-        claims.append(Claim(f"{where}: batch size 16 with memory {better} batch size 256 without: {outcome}."))
+    lead = small.over(large)
+    if lead is not None:
+        passes = [_passes_of(study, arms[which]) for which in ((16, 1.0), (256, 0.0))]
+        beside = "" if equal_passes or not all(passes) else "; {:.0f} passes over the images against {:.0f}".format(*passes)
+        paper = "" if equal_passes else "; the paper, SOP: {1} against {0}".format(*published.SMALL_BATCH_WINS)
+        claims.append(Claim(
+            f"{where}: batch size 16 with memory {_against(lead)} batch size 256 without: {plus_minus(small)} against "
+            f"{plus_minus(large)}, {in_words(lead)}{beside}{paper}."
+        ))  # fmt: skip
     changes = []
     for ratio, name in ((0.0, "without"), (1.0, "with")):
-        small, large = scores[16, ratio], scores[256, ratio]
-        if small and large:
-            points = f"{100 * (large.mean - small.mean):+.1f}".replace("-", "−")
+        change = scores[256, ratio].over(scores[16, ratio])
+        if change is not None:
             paper = "" if equal_passes else f" (the paper, SOP: +{published.BATCH_GAIN[name]})"
-            changes.append(f"{points} points {name} memory{paper}")
+            changes.append(f"{in_words(change)} {name} memory{paper}")
     if changes:
         claims.append(Claim(f"{where}: from batch size 16 to 256, R@1 changes by {' and '.join(changes)}."))
     return claims
+
+
+def _against(lead: Gain) -> str:
+    if not lead.tested:
+        return "scores higher than" if lead.mean > 0 else "does not score higher than"
+    return {1: "beats", 0: "is not clearly ahead of", -1: "is behind"}[lead.sign]
 
 
 def _table(
@@ -162,7 +185,11 @@ def _figure(name: str, study: Study, panels: Sequence[dict[str, Any]], caption: 
 
 # ------------------------------------------------------------------ time and GPU memory
 
-TABLE_2 = {"batch 64": (64, 0.0), "batch 256": (256, 0.0), "batch 64, R_M = 0.01": (64, 0.01), "batch 64, R_M = 1": (64, 1.0)}
+ALONE = ", Table 7"  # the recipe `paper`: only the loss against the memory is left
+TABLE_2 = {
+    "batch 64": (64, 0.0), "batch 256": (256, 0.0), "batch 64, R_M = 0.01": (64, 0.01), "batch 64, R_M = 1": (64, 1.0),
+    f"batch 64, R_M = 1{ALONE}": (64, 1.0),
+}  # fmt: skip
 TIMED = {"optim.iterations": 600, "optim.decay_at": (), "memory.start": 0, "memory.fill": False, "log.every": 100}
 
 
@@ -171,8 +198,10 @@ def cost_arms(setting: Setting) -> list[Arm]:
     timed, full = [], []
     for label, (size, ratio) in TABLE_2.items():
         arm = sized(setting, "contrastive", size, ratio)
+        if label.endswith(ALONE):
+            arm = replace(letter_arm(setting, "contrastive", memory=True), label=label)
         timed.append(Arm(f"{label}, timed", {**arm.settings, **TIMED}, choose=None, measures=("cost",), seeds=1))
-        full.append(Arm(label, arm.settings, arm.choose))
+        full.append(Arm(label, arm.settings, arm.choose, arm.chosen_as))
     return timed + full
 
 

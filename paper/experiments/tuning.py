@@ -29,12 +29,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paper.experiment import CHOOSING_SEED, HOLDOUT, LOSSES, OFF, SUMMED, Arm, Experiment, Progress, Setting, config_of, grid
-from paper.experiments.losses import paper_rows
-from paper.page import Block, Table, plus_minus, printed, printed_gain
+from paper.experiment import (
+    CHOOSING_SEED,
+    EXTENSIONS,
+    HOLDOUT,
+    LOSSES,
+    OFF,
+    SUMMED,
+    Arm,
+    Progress,
+    Setting,
+    config_of,
+    grid,
+    next_rate,
+)  # fmt: skip
 from paper.record import Record, Records, identity
-from paper.study import Study, paired
-from xbm_app.report.statistics import MISSING, percent
 from xbm_app.train.config import Config, flat, override
 from xbm_app.train.presets import preset
 
@@ -57,7 +66,7 @@ class Budget:
     every: int = 500  # iterations between two scores
     going_on: int = 3  # rates that train to the full length
     finalists: int = 2  # rates that train again on fold B
-    extensions: int = 2  # rates added at most where the best lies at an edge
+    extensions: int = EXTENSIONS
 
 
 def budget_of(setting: Setting) -> Budget:
@@ -97,6 +106,11 @@ class TunedChoice:
     def at_edge(self) -> bool:
         return self.picked in (self.tried[0], self.tried[-1])
 
+    @property
+    def longest(self) -> bool:
+        """Whether more iterations than were tried might have been better."""
+        return self.length == self.budget.full
+
     def to_dict(self) -> dict[str, Any]:
         """For the result file: the choice, all scores it rests on, and the budget that was spent on it."""
         budget = self.budget
@@ -110,7 +124,7 @@ class TunedChoice:
             "scores": list(self.scores),
             "added": list(self.added),
             "at_edge": self.at_edge,
-            "longest": self.length == budget.full,
+            "longest": self.longest,
             "curves": {
                 stage: [{"rate": rate, "iteration": list(curve), "map@r": list(curve.values())} for rate, curve in runs.items()]
                 for stage, runs in {"trial, fold A": self.trials, "fold A": self.full, "fold B": self.again}.items()
@@ -129,21 +143,6 @@ def best_of(curve: Curve) -> float:
 def best_rates(curves: Mapping[float, Curve], count: int) -> list[float]:
     """The rates with the best scores, best first; of equals the smaller."""
     return sorted(curves, key=lambda rate: (-best_of(curves[rate]), rate))[:count]
-
-
-def next_rate(rate: float, rates: Sequence[float]) -> float | None:
-    """The rate beyond the edge that `rate` lies at, if it does.
-
-    Example:
-        >>> next_rate(1e-3, [1e-4, 1e-3]), next_rate(1e-4, [1e-4, 1e-3]), next_rate(3e-4, [1e-4, 3e-4, 1e-3])
-        (0.003, 3e-05, None)
-    """
-    digit, exponent = f"{rate:.0e}".split("e")
-    if rate == max(rates):
-        return float(f"3e{exponent}") if digit == "1" else float(f"1e{int(exponent) + 1}")
-    if rate == min(rates):
-        return float(f"1e{exponent}") if digit == "3" else float(f"3e{int(exponent) - 1}")
-    return None
 
 
 def curve_of(record: Record, every: int) -> Curve:
@@ -234,74 +233,21 @@ def label_of(loss: str, memory: bool, kind: str) -> str:
     return f"{loss}{' w/ M' if memory else ''}, {kind}"
 
 
+def tuned_arm(setting: Setting, loss: str, memory: bool) -> Arm:
+    kept = memory_to_the_letter(setting) if memory else OFF
+    return Arm(label_of(loss, memory, TUNED), {"loss.name": LOSSES[loss], **SUMMED, **kept}, seeds=SEEDS[loss], tune=tune)
+
+
+def letter_arm(setting: Setting, loss: str, memory: bool, seeds: int | None = None) -> Arm:
+    """The recipe `paper`: Algorithm 1, and the rate and length of Table 7."""
+    settings = {**tuned_arm(setting, loss, memory).settings, **schedule_to_the_letter(setting)}
+    return Arm(label_of(loss, memory, LETTER), settings, choose=None, seeds=seeds)
+
+
 def tuned_arms(setting: Setting) -> list[Arm]:
     """Each loss without and with memory, tuned; then the same with Table 7's schedule. A miniature has one loss."""
-    losses = ORDER[:1] if setting.mini else ORDER
-    arms = []
-    for kind in (TUNED, LETTER):
-        for loss in losses:
-            for memory in (False, True):
-                kept = memory_to_the_letter(setting) if memory else OFF
-                settings = {"loss.name": LOSSES[loss], **SUMMED, **kept}
-                label = label_of(loss, memory, kind)
-                if kind == TUNED:
-                    arms.append(Arm(label, settings, seeds=SEEDS[loss], tune=tune))
-                else:
-                    letter = {**settings, **schedule_to_the_letter(setting)}
-                    arms.append(Arm(label, letter, choose=None, seeds=SEEDS[loss]))
-    return arms
-
-
-def draw_tuned(data: str, studies: Sequence[Study]) -> list[Block]:
-    """R@1 with gains, the paper's beside ours, and what was chosen by which scores."""
-    if not studies:
-        return []
-    paper = paper_rows(data)
-    blocks: list[Block] = []
-    for study in studies:
-        arms = {arm.label: arm for arm in study.arms}
-        rows = []
-        for kind in (TUNED, LETTER):
-            for loss in (loss for loss in ORDER if label_of(loss, True, kind) in arms):
-                one, other = (study.spread(arms[label_of(loss, memory, kind)]) for memory in (False, True))
-                if not (one or other):
-                    continue
-                gain = paired(one, other)
-                printed_pair = [row[0] if (row := paper.get(name)) else None for name in (loss, f"{loss} w/ M")]
-                rows.append([
-                    f"{loss}, {kind}", plus_minus(one), plus_minus(other), plus_minus(gain, sign=True),
-                    str(len(gain)) if gain else MISSING,
-                    *(printed(value) for value in printed_pair), printed_gain(*printed_pair),
-                ])  # fmt: skip
-        header = [
-            f"R@1, %, {study.setting.trunk}", "no memory", "memory", "gain", "seeds", "paper, no memory", "paper, memory",
-            "paper, gain",
-        ]  # fmt: skip
-        blocks += [*([Table(header, rows)] if rows else []), *_choices(study)]
-    return blocks
-
-
-def _choices(study: Study) -> list[Block]:
-    rows: list[list[str]] = []
-    for arm in study.arms:
-        choice = study.choice(arm)
-        if isinstance(choice, TunedChoice):
-            trials = ", ".join(f"{rate:g}: {percent(score)}" for rate, score in zip(choice.tried, choice.scores))
-            added = ", ".join(f"{rate:g}" for rate in choice.added) or MISSING
-            notes = [*(["rate at the edge"] if choice.at_edge else []),
-                     *(["longest length"] if choice.length == choice.budget.full else [])]  # fmt: skip
-            rows.append([
-                arm.label, f"{choice.picked:g}", f"{choice.length:,}", percent(choice.score), trials, added, ", ".join(notes)
-            ])  # fmt: skip
-    if not rows:
-        return []
-    header = ["MAP@R, %, held-out training classes", "rate", "length", "both folds", "trials, fold A", "rates added", ""]
-    return ["What was chosen, and by which scores:", Table(header, rows)]
-
-
-EXPERIMENTS = (
-    Experiment(
-        "s-table-3-tuned", "Each loss without and with memory, CUB and Cars, tuned against tuned", "supplementary, Table 3",
-        ("cars", "cub"), tuned_arms, draw_tuned, elsewhere=False,
-    ),
-)  # fmt: skip
+    rows = [(loss, memory) for loss in (ORDER[:1] if setting.mini else ORDER) for memory in (False, True)]
+    return [
+        *(tuned_arm(setting, loss, memory) for loss, memory in rows),
+        *(letter_arm(setting, loss, memory, SEEDS[loss]) for loss, memory in rows),
+    ]

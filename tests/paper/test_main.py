@@ -1,3 +1,4 @@
+import json
 import subprocess
 import sys
 
@@ -79,7 +80,7 @@ def test_the_report_is_written(tmp_path):
     Records(tmp_path / "r").write({"config": identity(preset("sop")), "failed": "iteration 3", **ABOUT})
     code, out, err = paper("report", "--results", tmp_path / "r", "--out", tmp_path / "docs")
     assert code == 0, err
-    pages = [tmp_path / "docs" / name for name in ("results.md", "robustness.md")]
+    pages = [tmp_path / "docs" / name for name in ("results.md", "s-table-3.md", "robustness.md", "claims.md")]
     assert out.split() == [str(page) for page in pages] and all("not run" in page.read_text() for page in pages)
     assert paper("report", "--results", tmp_path / "r", "--out", tmp_path / "docs", "--data", "glyphs").code == 0
 
@@ -148,3 +149,12 @@ def test_paths_go_into_the_config_of_a_run_and_a_store_is_told_from_images(place
 def test_mistakes_are_told_in_one_sentence(data, trunks, message):
     with pytest.raises(InputError, match=message):
         machine_of(data, trunks)
+
+
+def test_labels_are_written_beside_the_results(tmp_path):
+    code, out, err = paper("labels", "--data", "glyphs", "--results", tmp_path)
+    assert code == 0, err
+    kept = json.loads((tmp_path / "labels" / "glyphs.json").read_text())
+    assert out.strip() == str(tmp_path / "labels" / "glyphs.json") and len({label for label, _ in kept["runs"]}) == 461
+    assert sum(length for _, length in kept["runs"]) == kept["queries"]
+    assert paper("labels", "--results", tmp_path).code == 2

@@ -33,6 +33,7 @@ def test_what_can_change_a_figure_makes_another_run(change):
     other = override(override(CARS, {"memory.update": "queue"}), change)
     assert key(identity(other)) != key(identity(override(CARS, {"memory.update": "queue"})))
     assert file_name(identity(other)) != file_name(identity(CARS))
+    assert "/" not in file_name({**identity(CARS), "loss.name": "pml/ProxyAnchorLoss"})
 
 
 def test_how_a_memory_is_kept_that_is_not_there_makes_no_other_run():

@@ -3,8 +3,8 @@ import math
 import pytest
 
 from paper.experiment import OFF, Arm, Experiment
-from paper.plan import plan
-from paper.record import Records
+from paper.plan import Task, plan
+from paper.record import Records, identity
 from paper.study import Choice, Spread, Study, paired
 from tests.paper.made_up import CARS, carry_out, invented
 
@@ -50,6 +50,38 @@ def test_a_study_finds_its_runs_by_what_they_are(tmp_path):
     assert paired(off, on).mean == pytest.approx(0.1)
     assert study.spread(ARMS[0], "recall@2").mean == pytest.approx(off.mean + 0.01)
     assert study.choosing(ARMS[2]) == [] and study.choice(ARMS[2]) is None and study.runs(ARMS[2]) == []
+
+
+def choose(records, scores):
+    """Makes the runs of a choice by `scores`, R@1 by rate; the rates of each round."""
+    study, rounds = Study(EXPERIMENT, CARS, records), []
+    while missing := [config for config in study.choosing(ARMS[0]) if records.find(identity(config)) is None]:
+        rounds.append([config.optim.lr for config in missing])
+        for config in missing:
+            records.write(invented(Task(config), lambda config: scores[config.optim.lr]))
+    return study, rounds
+
+
+def test_a_choice_at_the_edge_extends_the_grid_at_most_twice(tmp_path):
+    rising = {3e-5: 0.1, 1e-4: 0.2, 3e-4: 0.3, 1e-3: 0.4, 3e-3: 0.5}
+    study, rounds = choose(Records(tmp_path / "up"), rising)
+    assert rounds == [[3e-5, 1e-4, 3e-4], [1e-3], [3e-3]] and study.choice(ARMS[0]).tried == tuple(rising)
+    assert study.choice(ARMS[0]).picked == 3e-3 and study.choice(ARMS[0]).at_edge
+    study, rounds = choose(Records(tmp_path / "down"), {1e-5: 0.4, 3e-5: 0.5, 1e-4: 0.3, 3e-4: 0.1})
+    assert rounds == [[3e-5, 1e-4, 3e-4], [1e-5]] and study.choice(ARMS[0]).picked == 3e-5
+    assert not study.choice(ARMS[0]).at_edge
+
+
+def test_until_the_rate_beyond_the_edge_has_run_the_choice_is_the_one_at_the_edge(tmp_path):
+    records = Records(tmp_path)
+    for config in Study(EXPERIMENT, CARS, records).choosing(ARMS[0]):
+        records.write(invented(Task(config), lambda config: config.optim.lr))
+    study = Study(EXPERIMENT, CARS, records)
+    assert study.choice(ARMS[0]).picked == 3e-4 and study.choice(ARMS[0]).at_edge
+    (waiting,) = (config for config in study.choosing(ARMS[0]) if records.find(identity(config)) is None)
+    assert waiting.optim.lr == 1e-3  # and no run on the test classes is planned before it
+    only = Experiment("x", "", "", ("cars",), lambda setting: ARMS[:1], lambda data, studies: [])
+    assert [task.config.optim.lr for task in plan([only], [CARS], 3, records).ready] == [1e-3]
 
 
 def test_seeds_beyond_those_asked_for_count_too(tmp_path):

@@ -19,6 +19,7 @@ from paper.experiments.drift import (
     largest_singular_value_squared,
     snapshot,
     stages,
+    verdicts,
 )
 from paper.page import Claim, Figure, Table
 from paper.record import Record, Records
@@ -46,6 +47,37 @@ def test_the_panel_has_a_line_a_step_and_marks_the_decay():
     panel = drift_panel("x", RUN.curves)
     assert [line["label"] for line in panel["lines"]] == ["Δt = 10", "Δt = 100"] and panel["marks"] == [800]
     assert panel["lines"][1]["x"] == STEPS[1:]
+
+
+def curve(early, late, after):
+    """D over 6,000 iterations with a decay at 4,500: the mean until 3,000, until the decay, and after it."""
+    return [early if step < 3000 else late if step < 4500 else after for step in LONG]
+
+
+LONG = [float(t) for t in range(99, 6000, 100)]
+SLOW = {"drift_10": curve(0.2, 0.05, 0.01), "drift_100": curve(0.8, 0.2, 0.05), "drift_1000": curve(1.0, 0.4, 0.1)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "wrong"),
+    [
+        ({}, set()),
+        ({"drift_10": curve(0.6, 0.05, 0.01)}, {"small"}),
+        ({"drift_1000": curve(1.0, 0.6, 0.1)}, {"stable"}),
+        ({"drift_100": curve(0.8, 0.2, 0.15)}, {"decay"}),
+    ],
+)
+def test_the_verdict_on_slow_drift_follows_from_the_curves(changes, wrong):
+    config = {"optim.decay_at": [4500], "optim.iterations": 6000}
+    record = Record({"config": config, "iterations": 6000, "scores": {}, "curves": {"step": LONG, **SLOW, **changes}})
+    found = verdicts(record)
+    assert {name for name, (right, _) in found.items() if not right} == wrong and len(found) == 3
+    if not wrong:
+        assert found["stable"][1] == "D(100) 0.8 → 0.2, D(1000) 1 → 0.4" and found["decay"][1].endswith("D(1000) 0.4 → 0.1")
+
+
+def test_a_run_without_a_late_decay_has_no_verdict():
+    assert verdicts(RUN) == {}
 
 
 def test_from_scratch_is_long_enough_and_crosses_a_decay():

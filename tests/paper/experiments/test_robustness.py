@@ -1,3 +1,6 @@
+import re
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -54,9 +57,9 @@ def carried_out(names, setting, records, seeds=3):
 
 def test_the_recipes_are_the_papers_two_and_ours():
     kinds = recipes(CARS)
-    assert list(kinds) == ["paper", "official", "auto"]
+    assert list(kinds) == ["paper", "plain queue", "auto"]
     assert kinds["paper"]["memory.update"] == "backprop" and kinds["paper"]["memory.batch_weight"] == 0  # Table 7, Algorithm 1
-    assert (kinds["official"]["memory.update"], kinds["official"]["memory.fill"]) == ("queue", False)
+    assert (kinds["plain queue"]["memory.update"], kinds["plain queue"]["memory.fill"]) == ("queue", False)
     assert recipes(GLYPHS)["paper"]["memory.update"] == "queue" and recipes(GLYPHS)["paper"]["loss.reduction"] == "sum"
     ours = [recipes(setting)["auto"] for setting in (CARS, GLYPHS)]
     assert [each["memory.update"] for each in ours] == ["moving_average", "queue"]  # pretrained, and from scratch
@@ -84,15 +87,21 @@ def test_no_memory_is_taken_with_the_reduction_that_was_better_on_the_held_out_c
 
 def test_gains_are_taken_seed_by_seed_and_told(records):
     (study,) = carried_out(["robustness"], GLYPHS, records)
-    table, rates, first, chosen, *_ = draw_recipes("glyphs", [study])
+    table, rates, first, fallen, chosen, *_ = draw_recipes("glyphs", [study])
     assert "(small 0.001)" in rates and "by `mean`, the better of two" in chosen and "sum 50.0, mean 55.0" in chosen
     assert isinstance(table, Table) and isinstance(first, Claim)
     # no memory 55, 57, 59; paper 10, 11, 12; official 30, 31, 32; auto 60, 61, 62: auto gains 5, 4, 3
     assert table.rows[0] == [
         "small, contrastive", "57.0 ± 1.2", "11.0 ± 0.6", "31.0 ± 0.6", "61.0 ± 0.6", "+4.0 ± 0.6", "+4.0 ± 0.6",
     ]  # fmt: skip
-    text = "`auto` is +4.0 ± 0.6 points from no memory (ahead by more than one standard error, 3 seeds)."
+    # 5, 4, 3: their mean is 4, its error 1/√3, and 95 % of Student's t with two degrees of freedom lie within 4.303 of it
+    text = "`auto` is +4.0 points (95 % interval +1.5 to +6.5, p = 0.02, 3 seeds) from no memory: ahead."
     assert first == f"glyphs, small, contrastive: {text}"
+    # the paper's loses 45, 46, 47
+    assert fallen == (
+        "glyphs, small, contrastive: the recipe `paper` is behind no memory: 57.0 falls to 11.0, −46.0 points (95 % interval "
+        "−48.5 to −43.5, p < 0.001, 3 seeds)."
+    ) and isinstance(fallen, Claim)
 
 
 def test_wrong_labels_are_met_with_the_rates_chosen_with_right_ones(records):
@@ -126,11 +135,22 @@ def test_the_cost_is_told_as_a_share_of_a_step(records):
 
 
 @pytest.mark.parametrize(
-    ("gains", "position"), [((1, 2, 3), "ahead by more than"), ((-1, -2, -3), "behind by more than"), ((-1, 0, 2), "within")]
+    ("gains", "position"),
+    [((4, 5, 6), "ahead"), ((-4, -5, -6), "behind"), ((1, 2, 3), "no clear difference"), ((-1, 0, 2), "no clear difference")],
 )
-def test_a_gain_is_told_by_its_standard_error(gains, position):
-    gain = Spread(dict(enumerate(each / 100 for each in gains)))
-    assert f" points from no memory ({position} one standard error, 3 seeds)." in _claim("here", gain, gain, NO_MEMORY)
+def test_a_gain_is_told_by_its_interval(gains, position):
+    """1, 2, 3 are 3.5 standard errors from 0: not enough for three seeds."""
+    gain = Spread(dict(enumerate(each / 100 for each in gains))).gain
+    assert _claim("here", gain, gain, NO_MEMORY).endswith(f"3 seeds) from no memory: {position}.")
+    single = Spread({0: 0.05}).gain
+    assert _claim("here", single, single, NO_MEMORY).endswith("+5.0 points (one seed, so there is no interval) from no memory.")
+
+
+def test_the_page_says_no_more_of_wrong_labels_from_scratch_than_its_intervals():
+    """Its text, which is not generated, says that all six intervals on glyphs include 0."""
+    page = (Path(__file__).parents[3] / "docs" / "robustness.md").read_text()
+    found = re.findall(r"^- glyphs, small, .*: (.+)\. \(\[robustness-noise", page, re.MULTILINE)
+    assert "all six 95 % intervals include 0" in page and found == ["no clear difference"] * 6
 
 
 def test_more_wrong_labels_are_asked_for_by_name():

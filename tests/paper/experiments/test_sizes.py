@@ -4,9 +4,20 @@ import pytest
 
 from paper.experiment import base, config_of, contrastive, setting_of, sized
 from paper.experiments import EXPERIMENTS
-from paper.experiments.sizes import RATIOS, TABLE_2, TIMED, draw_batch_size, draw_cost, draw_figure_1, measure_cost
+from paper.experiments.sizes import (
+    RATIOS,
+    SIZES,
+    TABLE_2,
+    TIMED,
+    _against,
+    draw_batch_size,
+    draw_cost,
+    draw_figure_1,
+    measure_cost,
+)
 from paper.page import Claim, Figure, Table
 from paper.record import Records, identity
+from paper.statistics import Gain
 from paper.study import Study
 from tests.paper.made_up import CARS, carry_out
 from xbm_app.train.config import override
@@ -27,13 +38,33 @@ def test_memory_ratio_has_its_points_at_batch_16(tmp_path):
     assert [line["label"] for line in sizes["lines"]] == ["contrastive", "triplet", "MS"]
     assert sizes["lines"][0]["x"] == [16, 32, 64, 128, 256] and sizes["lines"][0]["y"][-1] == 52.56
     assert ratios["lines"][0]["x"] == list(RATIOS) and ratios["lines"][0]["y"][:2] == [50.16, 60.16]
+    assert [line["label"] for line in ratios["lines"]] == ["equal iterations", "equal passes"]
 
 
-def test_the_claims_are_answered_by_the_figures(tmp_path):
+def test_one_seed_is_no_test(tmp_path):
     claims = [block for block in drawn("batch-size", tmp_path) if isinstance(block, Claim)]
-    assert "batch size 16 with memory beats batch size 256 without: 60.2 against 52.6" in claims[0]
-    assert "+2.4 points without memory (the paper, SOP: +25.1) and +2.4 points with memory (the paper, SOP: +3.2)" in claims[1]
-    assert "equal passes: batch size 16 with memory beats" in claims[2] and "the paper" not in claims[2] + claims[3]
+    assert claims[0].endswith(
+        "batch size 16 with memory scores higher than batch size 256 without: 60.2 against 52.6, +7.6 points (one seed, so "
+        "there is no interval); 4 passes over the images against 64; the paper, SOP: 78.2 against 71.7."
+    )
+    single = "+2.4 points (one seed, so there is no interval)"
+    assert f"{single} without memory (the paper, SOP: +25.1) and {single} with memory (the paper, SOP: +3.2)" in claims[1]
+    assert (
+        "equal passes: batch size 16 with memory scores higher than" in claims[2] and "the paper" not in claims[2] + claims[3]
+    )
+
+
+def test_batches_of_other_sizes_are_compared_by_welchs_test(tmp_path):
+    claims = [block for block in drawn("batch-size", tmp_path, seeds=3) if isinstance(block, Claim)]
+    # 60.16, 61.16, 62.16 and 52.56, 53.56, 54.56: 7.6 points, each mean's error 0.577, and 4 degrees of freedom
+    assert "batch size 16 with memory beats batch size 256 without: 61.2 ± 0.6 against 53.6 ± 0.6, +7.6 points " in claims[0]
+    assert "(95 % interval +5.3 to +9.9, p < 0.001, Welch, 3 seeds)" in claims[0]
+    assert "+2.4 points (95 % interval +0.1 to +4.7, p = 0.042, Welch, 3 seeds) without memory" in claims[1]
+
+
+@pytest.mark.parametrize(("lead", "words"), [(0.05, "beats"), (0.01, "is not clearly ahead of"), (-0.05, "is behind")])
+def test_a_lead_in_words(lead, words):
+    assert _against(Gain(lead, 0.01, 4, 3, paired=False)) == words
 
 
 def test_with_equal_passes_every_size_sees_as_many_images(tmp_path):
@@ -47,7 +78,13 @@ def test_with_equal_passes_every_size_sees_as_many_images(tmp_path):
 
 def test_pk_and_random_shuffle_stand_beside_each_other(tmp_path):
     (table,) = [block for block in drawn("batch-size", tmp_path, seeds=2) if isinstance(block, Table)]
-    assert len(table.rows) == 6 and table.rows[1][0] == "efficientnet_lite0, R_M = 1, PK" and table.rows[1][-1] == "2"
+    assert len(table.rows) == 6 and table.rows[1][0] == "efficientnet_lite0, R_M = 1, PK" and table.rows[1][-1] == "1–2"
+
+
+def test_the_sizes_of_the_papers_sentences_have_three_seeds(tmp_path):
+    single = {(size, ratio) for size in SIZES for ratio in RATIOS if sized(CARS, "contrastive", size, ratio).seeds == 1}
+    assert {size for size, _ in single if (size, 1.0) in single} == {32, 128}
+    assert not single & {(size, ratio) for size in (16, 64, 256) for ratio in (0.0, 0.01, 1.0)} and (16, 0.5) in single
 
 
 def test_usual_sizes_are_the_usual_runs(tmp_path):
@@ -80,7 +117,7 @@ def test_time_and_memory_beside_the_papers(tmp_path):
 def test_timed_runs_have_the_machine_for_themselves(tmp_path):
     study = Study(EXPERIMENTS["table-2"], CARS, Records(tmp_path))
     timed = [arm for arm in study.arms if arm.label.endswith("timed")]
-    assert len(timed) == 4 and all(arm.measures == ("cost",) and arm.choose is None for arm in timed)
+    assert len(timed) == len(TABLE_2) and all(arm.measures == ("cost",) and arm.choose is None for arm in timed)
 
 
 def test_nothing_run_nothing_drawn():
