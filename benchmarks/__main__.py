@@ -1,12 +1,14 @@
 """Prints every table that runs on a CPU (`make bench`)."""
 
-from benchmarks import feeds, losses, retrieval
+from benchmarks import cached_backward, feeds, losses, references, retrieval
 
 
 def main() -> None:
     losses.main()
+    references.main()
     retrieval.main()
     feeds.main()
+    cached_backward.main()
 
 
 if __name__ == "__main__":

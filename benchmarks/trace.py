@@ -94,7 +94,7 @@ def loss_call(engine: str) -> Trace:
     from xbm import ContrastiveLoss, CrossBatchMemory
 
     if engine == "triton":
-        import tests.xbm.engine.triton.newer_numpy  # noqa: F401 (lets the interpreter work with today's numpy)
+        import tests.xbm.engine.triton.interpreter_fixes  # noqa: F401 (lets the interpreter work)
     torch.manual_seed(0)
     size = 10_000 if engine == "streaming" else 512  # the interpreter is slow
     memory, loss_fn = CrossBatchMemory(size, dim=64), ContrastiveLoss(engine=engine)

@@ -11,10 +11,12 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from paper.experiment import Setting, loss_arms
+from paper.experiment import Setting
 from paper.experiments import experiment
+from paper.experiments.s_table_3 import TRUNK, compare
+from paper.experiments.tuning import TUNED
 from paper.record import Records
-from paper.study import Study, paired
+from paper.study import Study
 from xbm_app.cli.demo import summary
 
 HERE = Path(__file__).parent
@@ -24,15 +26,15 @@ Row = tuple[str, Figure, Figure, Figure]  # label; without, with memory, gain
 
 
 def photographs() -> list[Row]:
-    setting = Setting("cars", "efficientnet_lite0", "imagenet")
-    study = Study(experiment("s-table-3"), setting, Records(HERE.parent / "paper" / "results"))
-    arms = {arm.label: arm for arm in loss_arms(setting)}
+    """Cars with GoogLeNet, both sides tuned: S-Table 3."""
+    setting = Setting("cars", TRUNK, "googlenet_bvlc_fp16.safetensors")
+    study = Study(experiment("s-table-3-tuned"), setting, Records(HERE.parent / "paper" / "results"))
     rows: list[Row] = []
     for loss in ("contrastive", "MS"):
-        without, with_memory = study.spread(arms[loss]), study.spread(arms[f"{loss} w/ M"])
-        assert without is not None and with_memory is not None
-        found = [(100 * each.mean, 100 * each.error) for each in (without, with_memory, paired(without, with_memory))]
-        rows.append((f"Cars-196, {loss}", *found))
+        found = compare(study, loss, TUNED)
+        assert found.gain is not None
+        spreads = [(100 * each.mean, 100 * each.error) for each in (found.one, found.other)]
+        rows.append((f"Cars-196, {loss}", *spreads, (100 * found.gain.mean, 100 * found.gain.error)))
     return rows
 
 
@@ -54,13 +56,14 @@ def main() -> None:
         axes.plot([without[0], with_memory[0]], [y, y], color=BLUE, alpha=0.35, linewidth=5, solid_capstyle="butt", zorder=1)
         for (mean, error), colour in ((without, GREY), (with_memory, BLUE)):
             axes.errorbar(mean, y, xerr=error, fmt="o", color=colour, ecolor=colour, capsize=3, markersize=7, zorder=2)
-        axes.text(without[0] - without[1] - 0.5, y, f"{without[0]:.1f}", va="center", ha="right", color=INK)
-        told = f"{with_memory[0]:.1f}   +{gain[0]:.1f} ± {gain[1]:.1f}"
-        axes.text(with_memory[0] + with_memory[1] + 0.5, y, told, va="center", color=INK)
+        left, right = sorted((without, with_memory))  # a memory may lose
+        change = f"{gain[0]:+.1f} ± {gain[1]:.1f}".replace("-", "−")
+        axes.text(left[0] - left[1] - 0.5, y, f"{left[0]:.1f}", va="center", ha="right", color=INK)
+        axes.text(right[0] + right[1] + 0.5, y, f"{right[0]:.1f}   {change}", va="center", color=INK)
     axes.set_yticks([-k for k in range(len(rows))], [label for label, *_ in rows])
     axes.set_ylim(-len(rows) + 0.45, 0.55)
-    axes.set_xlim(min(row[1][0] for row in rows) - 4, max(row[2][0] for row in rows) + 7)
-    axes.set_xlabel("R@1 on classes never seen (%), without (grey) and with memory (blue), 3 seeds", fontsize=9)
+    axes.set_xlim(min(min(row[1:3])[0] for row in rows) - 4, max(max(row[1:3])[0] for row in rows) + 7)
+    axes.set_xlabel("R@1 on classes never seen (%), without (grey) and with memory (blue), ± standard error", fontsize=9)
     axes.grid(axis="x", color="#eaeef2")
     axes.set_axisbelow(True)
     for side in ("top", "right", "left"):
