@@ -10,9 +10,16 @@ from typing import TextIO
 from xbm_app.progress import printable
 
 PACKAGES = [Path(__file__).parents[1] / name for name in ("xbm", "xbm_app")]  # whose warnings are printed as one sentence
-DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)  # full, or not writable for this user
-# a folder instead of a file, or vice versa; a name that is too long, or leads in circles
-PATH = (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOENT, errno.ENAMETOOLONG, errno.ELOOP)
+REMEDIES = {
+    **dict.fromkeys(
+        (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM), "free some disk space or check permissions"
+    ),
+    errno.EIO: "check the disk, or the connection to it",
+    # a folder instead of a file, or vice versa; a name that is too long, or leads in circles
+    **dict.fromkeys(
+        (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOENT, errno.ENAMETOOLONG, errno.ELOOP), "use another path"
+    ),
+}
 
 
 def explain(error: Exception) -> str | None:
@@ -21,9 +28,8 @@ def explain(error: Exception) -> str | None:
 
     if isinstance(error, XbmError):
         return str(error)
-    if isinstance(error, OSError) and error.errno in (*DISK, *PATH):
-        remedy = "free some disk space or check permissions" if error.errno in DISK else "use another path"
-        return f"{error.filename or 'the disk'} cannot be read or written ({error.strerror}): {remedy}"
+    if isinstance(error, OSError) and error.errno in REMEDIES:
+        return f"{error.filename or 'the disk'} cannot be read or written ({error.strerror}): {REMEDIES[error.errno]}"
     torch = sys.modules.get("torch")  # without torch there are no errors of torch
     on_gpu = torch is not None and isinstance(error, torch.OutOfMemoryError)
     if on_gpu or isinstance(error, MemoryError):

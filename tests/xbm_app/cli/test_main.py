@@ -1,5 +1,6 @@
 """`xbm` as a whole: quick help with an example for everything, and one sentence with exit code 2 for bad input."""
 
+import errno
 import subprocess
 import sys
 import warnings
@@ -112,6 +113,11 @@ def test_other_errors_are_not_hidden(monkeypatch):
         ends(monkeypatch, RuntimeError("a defect"))
 
 
+def test_a_disk_that_fails_is_not_called_full(monkeypatch):
+    code, said = ends(monkeypatch, OSError(errno.EIO, "Input/output error", "/x.npz"))
+    assert code == 2 and said.count("\n") == 1 and "/x.npz" in said and "space" not in said
+
+
 def test_a_folder_in_place_of_a_file_is_one_sentence_too(monkeypatch):
     code, said = ends(monkeypatch, IsADirectoryError(21, "Is a directory", "/x"))
     assert code == 2 and said == "error: /x cannot be read or written (Is a directory): use another path\n"
@@ -127,7 +133,7 @@ def test_ctrl_c_is_no_accident(monkeypatch):
 
 
 def test_an_error_of_ours_keeps_its_traceback(monkeypatch):
-    for error in (RuntimeError("a bug"), OSError(5, "Input/output error")):
+    for error in (RuntimeError("a bug"), OSError(errno.EBADF, "Bad file descriptor")):
         with pytest.raises(type(error)):
             ends(monkeypatch, error)
 
