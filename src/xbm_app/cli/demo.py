@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from xbm_app.train.config import Config
 
 ITERATIONS = 1000
+MOST_SEEDS = 1000
 MARK = ".xbm_demo"  # an empty file that marks the folder of a demo
 PICTURES = "glyphs"  # the subfolder with the images to search
 
@@ -44,7 +45,9 @@ def demo(
     check_json(json)
     start = time.monotonic()
     console = Console()
-    runs = run_demo(out, seeds, iterations or ITERATIONS, say=lambda text: console.print(text, highlight=False))
+    runs = run_demo(
+        out, seeds, ITERATIONS if iterations is None else iterations, say=lambda text: console.print(text, highlight=False)
+    )
     rows = []
     for row in summary(runs):
         gain = f"{100 * row['gain']:+.1f} ± {100 * row['gain_error']:.1f}" if "gain" in row else ""
@@ -127,8 +130,8 @@ def run_demo(out: Path, seeds: int, iterations: int = ITERATIONS, say: Callable[
     from xbm_app.data.images import write_pictures
     from xbm_app.train.presets import preset
 
-    if seeds < 1 or iterations < 1:
-        raise InputError(f"--seeds and --iterations must be at least 1, got {seeds} and {iterations}")
+    if not 1 <= seeds <= MOST_SEEDS or iterations < 1:
+        raise InputError(f"--seeds must be 1 to {MOST_SEEDS} and --iterations at least 1, got {seeds} and {iterations}")
     start = time.monotonic()
     _clear(out)
     size = preset("glyphs").data.resize

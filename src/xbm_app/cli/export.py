@@ -58,24 +58,40 @@ def embed(
 
 
 def export(
-    run: Annotated[Path, typer.Argument(help="a run folder")],
-    out: Annotated[Path | None, typer.Option(help="the output folder (default: `export` in the run folder)")] = None,
+    run: Annotated[str, typer.Argument(help="a run folder; or an index, or milvus:..., whose rows are exported")],
+    out: Annotated[
+        Path | None, typer.Option(help="the output folder (default: `export` in the run folder); for an index, a .parquet file")
+    ] = None,
 ) -> None:
     """Export a trained model as ONNX and as a torch.export program, with a model card and a script that needs no xbm.
 
     Both take uint8 images of the run's crop size, in batches of any size. They are compared with the run before the command
-    ends.
+    ends. The rows of an index are exported as a Parquet table, for other engines.
 
-    Example: `xbm export runs/2026-01-31_120000_cars --out cars_model`
+    Examples: `xbm export runs/2026-01-31_120000_cars --out cars_model` · `xbm export my_index --out rows.parquet`
     """
     from xbm_app.extras import require
+    from xbm_app.search.catalogue import FILE
+    from xbm_app.search.engines import is_milvus, open_catalogue
 
+    if is_milvus(run) or (Path(run) / FILE).is_file():
+        if out is None or out.suffix.lower() != ".parquet":
+            raise InputError(f"{run} is an index: pass --out with the .parquet file to write")
+        from xbm_app.search.embeddings import write_parquet
+
+        if not len(catalogue := open_catalogue(run)):
+            raise InputError(f"{run} contains no images yet: run `xbm index` again")
+        out.parent.mkdir(parents=True, exist_ok=True)
+        rows = write_parquet(catalogue, out)
+        print(f"{rows:,} rows of {catalogue.get('dim')} dimensions in {out}")
+        return
     require("search", "onnx", "onnxscript", "onnxruntime")
     from xbm_app.export.exporter import export_run
 
-    if not run.exists():
-        raise InputError(f"{run} does not exist: pass a run folder created by `xbm train`")
-    exported = export_run(run, out or (run if run.is_dir() else run.parent) / "export")
+    folder = Path(run)
+    if not folder.exists():
+        raise InputError(f"{folder} does not exist: pass a run folder created by `xbm train`")
+    exported = export_run(folder, out or (folder if folder.is_dir() else folder.parent) / "export")
     for name, largest in exported.difference.items():
         size = (exported.folder / name).stat().st_size
         print(f"{name}: {size / 1e6:.1f} MB, largest difference from the run {largest:.1e} on {exported.source}")

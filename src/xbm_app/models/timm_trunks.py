@@ -103,7 +103,13 @@ def fetch_weights(name: str, options: dict[str, Any], remedy: str) -> State:
     """
     import timm
 
-    return download(name, lambda: timm.create_model(model_name(name), pretrained=True, **options).state_dict(), remedy)()
+    def fetch() -> State:
+        stated = timm.get_pretrained_cfg(model_name(name))
+        if stated is not None and stated.hf_hub_id and not can_fetch(name):  # the hub's own client tries for 46 seconds
+            raise ConnectionError(f"{HUB[0]} cannot be reached")
+        return timm.create_model(model_name(name), pretrained=True, **options).state_dict()
+
+    return download(name, fetch, remedy)()
 
 
 def can_fetch(name: str) -> bool:
@@ -112,10 +118,11 @@ def can_fetch(name: str) -> bool:
     from huggingface_hub import try_to_load_from_cache
 
     stated = timm.get_pretrained_cfg(model_name(name))
+    files = ("model.safetensors", "pytorch_model.bin")
     if (
         stated is not None
         and stated.hf_hub_id
-        and isinstance(try_to_load_from_cache(stated.hf_hub_id, "model.safetensors"), str)
+        and any(isinstance(try_to_load_from_cache(stated.hf_hub_id, file), str) for file in files)
     ):
         return True
     if os.environ.get("HF_HUB_OFFLINE"):

@@ -1,4 +1,4 @@
-"""Embeddings made elsewhere: an .npz or Parquet file of vectors with paths, labels and any other columns."""
+"""Embeddings as files: an .npz or Parquet file of vectors with paths, labels and any other columns, read or written."""
 
 import zlib
 from collections.abc import Iterator, Mapping
@@ -10,7 +10,9 @@ from zipfile import BadZipFile
 import numpy as np
 
 from xbm.errors import InputError
-from xbm_app.search.filters import OPERATORS, OWN, plain
+from xbm_app.files import replacing
+from xbm_app.search.engines import AnyCatalogue
+from xbm_app.search.filters import OPERATORS, OWN, Value, plain
 from xbm_app.search.rows import Entry
 
 SUFFIXES = (".npz", ".parquet")
@@ -172,3 +174,51 @@ def _matrix(lists: Any, source: Path) -> np.ndarray:
     if not hasattr(lists.type, "list_size") and len({len(row) for row in lists}) > 1:
         raise InputError(f"{source}: the vectors differ in length: correct the column")
     return flat.reshape(len(lists), -1)
+
+
+# ------------------------------------------------------------------ writing
+
+
+def write_parquet(catalogue: AnyCatalogue, file: Path) -> int:
+    """Writes the rows of an index as a Parquet table that `read_embeddings` and other engines read; returns their number.
+
+    Its columns are `path`, `label`, the metadata, and `embedding`, a list of D float32 numbers. Rows that are boxes in an image
+    have a column `box`.
+    """
+    import pyarrow
+    import pyarrow.parquet
+
+    boxes = {known.id: box for (_, box), known in catalogue.known().items()}
+    ids, names = np.array(sorted(boxes), np.int64), catalogue.columns()
+    chunks = [ids[start : start + ROWS] for start in range(0, len(ids), ROWS)]
+    kinds: dict[str, set[type]] = {name: set() for name in names}
+    for chunk in chunks if names else ():
+        for item in catalogue.items(chunk.tolist()).values():
+            for name, value in item.data.items():
+                kinds[name].add(type(value))
+    fields = {"path": pyarrow.string(), "label": pyarrow.string()}
+    fields |= {"box": pyarrow.string()} if any(boxes.values()) else {}
+    for name, kind in kinds.items():
+        fields[name] = pyarrow.string() if str in kind else pyarrow.float64() if float in kind else pyarrow.int64()
+    vectors = pyarrow.list_(pyarrow.float32(), int(catalogue.get("dim")))
+    schema = pyarrow.schema([*fields.items(), (VECTORS[0], vectors)])
+    with replacing(file) as temporary, pyarrow.parquet.ParquetWriter(temporary, schema, write_page_checksum=True) as writer:
+        for chunk in chunks:
+            items = catalogue.items(chunk.tolist())
+            chosen = [items[image] for image in chunk.tolist()]
+            columns: dict[str, Any] = {"path": [item.path for item in chosen], "label": [item.label for item in chosen]}
+            if "box" in fields:
+                columns["box"] = [boxes[item.id] for item in chosen]
+            for name in names:
+                columns[name] = pyarrow.array([_cell(item.data.get(name), fields[name]) for item in chosen], fields[name])
+            flat = pyarrow.array(catalogue.vectors(chunk).ravel())
+            columns[VECTORS[0]] = pyarrow.FixedSizeListArray.from_arrays(flat, vectors.list_size)
+            writer.write_table(pyarrow.table(columns, schema=schema))
+    return len(ids)
+
+
+def _cell(value: Value, kind: Any) -> Value:
+    """A value of a column that also has texts is one."""
+    import pyarrow
+
+    return str(value) if value is not None and pyarrow.types.is_string(kind) else value

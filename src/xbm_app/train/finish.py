@@ -27,6 +27,7 @@ NEIGHBOURS = 8  # retrieved images stored for each query
 SHOWN = 12  # anchors whose mined negatives are stored, and label errors whose neighbours are
 MINED = 10  # negatives stored for each anchor
 ALIKE = 4  # images of either class stored for each likely label error
+DOUBTED = ["filepath", "given_label", "predicted_label", "label_score", "is_label_issue"]  # the columns of doubted.csv
 
 
 @torch.no_grad()
@@ -125,7 +126,11 @@ def finish(run: RunState, console: Console) -> dict[str, Any]:
 
 
 def write_label_errors(run: RunState, errors: LabelErrors, console: Console) -> None:
-    """Writes `doubted.csv`: the likely label errors at the end of a run, the most likely first, for a person to review."""
+    """Writes `doubted.csv`: the likely label errors at the end of a run, the most likely first, for a person to review.
+
+    The columns are those of the label issues of cleanlab's Datalab, and FiftyOne reads the file as a `CSVDataset`. A score
+    is in [0, 1] and smaller for a more likely error: 0.5 is an image that is as similar to its own class as to the other.
+    """
     images = run.dataset.train
     names = images.class_names
     with (
@@ -133,9 +138,10 @@ def write_label_errors(run: RunState, errors: LabelErrors, console: Console) -> 
         temporary.open("w", newline="", encoding="utf-8") as file,
     ):
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["image", "label", "nearest", "lead"])
+        writer.writerow(DOUBTED)
         for index, label, lead in zip(*(each.tolist() for each in errors)):
-            writer.writerow([images.describe(index), names[images.labels[index]], names[label], f"{lead:.3f}"])
+            given = names[images.labels[index]]
+            writer.writerow([images.describe(index), given, names[label], f"{(2 - lead) / 4:.4f}", True])
     if len(errors.rows):
         console.say(
             f"{len(errors.rows)} of {len(images)} training images lie among those of other classes: doubted.csv lists them, "

@@ -115,7 +115,7 @@ def test_labels_in_doubt_show_the_image_its_class_and_the_one_it_lies_among(view
     train_set = read_run(load(folders / "doubting").config, folders / "doubting").train  # with the labels it was trained on
     labels = {pixels(train_set.open(k)).tobytes(): int(train_set.labels[k]) for k in range(len(train_set))}
     with (folders / "doubting" / "doubted.csv").open() as file:
-        listed = [(row["image"], row["label"], row["nearest"]) for row in csv.DictReader(file)]
+        listed = [(row["filepath"], row["given_label"], row["predicted_label"]) for row in csv.DictReader(file)]
     assert [(each.key, each.label, each.nearest) for each in view.doubtful] == listed[:12] and listed
     for each in view.doubtful:
         assert each.key == train_set.describe([*labels].index(pixels(each.picture).tobytes()))

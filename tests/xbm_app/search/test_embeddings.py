@@ -13,9 +13,10 @@ from tests.xbm_app.search.test_neighbours import unit
 from xbm.errors import InputError
 from xbm_app.cli import app
 from xbm_app.search.catalogue import Catalogue
-from xbm_app.search.embeddings import is_embeddings, read_embeddings
+from xbm_app.search.embeddings import is_embeddings, read_embeddings, write_parquet
 from xbm_app.search.encoders import OwnEncoder
 from xbm_app.search.filters import filters_of
+from xbm_app.search.rows import Entry
 from xbm_app.search.searcher import Searcher
 from xbm_app.search.update import Changes, update, update_embeddings
 
@@ -55,6 +56,43 @@ def test_rows_without_names_are_numbered_across_batches(tmp_path, monkeypatch):
     batches = list(read_embeddings(tmp_path / "rows.npz"))
     assert [len(rows) for _, rows in batches] == [4, 4, 1]
     assert [entry.path for entries, _ in batches for entry in entries] == [str(k) for k in range(9)]
+
+
+def test_an_exported_index_is_the_table_it_was_made_of(tmp_path, monkeypatch):
+    monkeypatch.setattr("xbm_app.search.embeddings.ROWS", 4)
+    mixed = {"size": [1.5, *range(8)], "code": ["a", None, "7", "b", "8", None, "c", "d", "e"], "nothing": [None] * 9}
+    rows = table(tmp_path / "rows.parquet", unit(9, dim=5), **COLUMNS, **mixed)
+    command("index", rows, "--out", tmp_path / "index")
+    assert command("export", tmp_path / "index", "--out", tmp_path / "new" / "again.parquet").exit_code == 0
+    before, after = pq.read_table(rows).to_pydict(), pq.read_table(tmp_path / "new" / "again.parquet").to_pydict()
+    np.testing.assert_allclose(after.pop("embedding"), before.pop("embedding"), atol=1e-6)
+    assert after == {name: before[name] for name in after} and after.keys() == before.keys()
+
+    command("index", tmp_path / "new" / "again.parquet", "--out", tmp_path / "second")
+    assert len(Catalogue(tmp_path / "second")) == 9
+
+
+def test_boxes_are_exported_as_a_column(tmp_path):
+    (tmp_path / "index").mkdir()
+    catalogue = Catalogue(tmp_path / "index", write=True)
+    catalogue.set("dim", 5)
+    with catalogue.change():
+        catalogue.add([Entry("a.png", "x", 1, 1, (0, 0, 3, 4)), Entry("a.png", "y", 1, 1)], unit(2, dim=5), [b"", b""])
+    assert write_parquet(catalogue, tmp_path / "rows.parquet") == 2
+    assert pq.read_table(tmp_path / "rows.parquet").to_pydict()["box"] == ["0,0,3,4", ""]
+
+
+def test_an_index_is_exported_to_a_parquet_file_only(tmp_path):
+    np.savez(tmp_path / "rows.npz", vectors=unit(9))
+    command("index", tmp_path / "rows.npz", "--out", tmp_path / "index")
+    for words in (("--out", tmp_path / "rows.csv"), ()):
+        with pytest.raises(InputError) as refused:
+            command("export", tmp_path / "index", *words)
+        assert ".parquet" in str(refused.value)
+
+
+def command(*words):
+    return CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
 
 
 def test_indexing_again_follows_the_file(tmp_path):

@@ -10,7 +10,7 @@ from xbm.retrieval import evaluate
 from xbm_app.data.images import Protocol
 from xbm_app.files import read_checkpoint
 from xbm_app.train.dataset import read_run
-from xbm_app.train.finish import ALIKE, MINED, NEIGHBOURS, recall_curve
+from xbm_app.train.finish import ALIKE, DOUBTED, MINED, NEIGHBOURS, recall_curve
 from xbm_app.train.label_errors import IGNORED, find_label_errors
 from xbm_app.train.load import load
 from xbm_app.train.loop import train
@@ -115,8 +115,10 @@ def test_labels_in_doubt_are_listed_for_a_person_to_look_at(photos, tmp_path, mo
     found = [each.tolist() for each in find_label_errors(memory, images.num_classes)]
     names = images.class_names
     rows = (tmp_path / "run" / "doubted.csv").read_text("utf-8").split("\n")
-    lines = [f"{images.paths[k]},{names[images.labels[k]]},{names[c]},{lead:.3f}" for k, c, lead in zip(*found)]
-    assert rows == ["image,label,nearest,lead", *lines, ""]
+    score = [f"{0.5 - lead / 4:.4f}" for lead in found[2]]  # as in cleanlab, smaller is more likely an error
+    lines = [f"{images.paths[k]},{names[images.labels[k]]},{names[c]},{s},True" for k, c, s in zip(*found[:2], score)]
+    assert rows == ["filepath,given_label,predicted_label,label_score,is_label_issue", *lines, ""]
+    assert [float(each) for each in score] == sorted(map(float, score)) and float(score[0]) >= 0 and float(score[-1]) <= 0.5
     said = f"{len(lines)} of {len(images)} training images lie among those of other classes"
     assert said in capsys.readouterr().err
     assert {bool(memory.stamps[k] == IGNORED) for k in found[0]} == {True, False}  # of before, and since the last look
@@ -139,7 +141,7 @@ def test_a_run_that_could_doubt_no_label_says_so(photos, tmp_path, monkeypatch, 
     config = tiny_config(photos, memory__update="moving_average", memory__doubt="skip", data__noise=0.5)
     result = train(config, tmp_path / "run")
     said = "training images lie among those of other classes, so no label was treated as wrong"
-    assert said in capsys.readouterr().err and (tmp_path / "run" / "doubted.csv").read_text() == "image,label,nearest,lead\n"
+    assert said in capsys.readouterr().err and (tmp_path / "run" / "doubted.csv").read_text() == ",".join(DOUBTED) + "\n"
     assert [severity for severity, text in result["notes"] if said in text] == ["warning"]
 
 
