@@ -9,10 +9,10 @@ def require(extra: str, *packages: str) -> None:
     """Raises `InputError` if one of the `packages` of an extra is not installed.
 
     Example:
-        >>> require("search", "json")
-        >>> require("search", "faiss_that_nobody_has")
+        >>> require("serve", "json")
+        >>> require("serve", "faiss_that_nobody_has")
         Traceback (most recent call last):
-        xbm.errors.InputError: this needs the package faiss_that_nobody_has: pip install 'xbm[search]'
+        xbm.errors.InputError: this needs the package faiss_that_nobody_has: pip install 'xbm[serve]'
     """
     missing = [name for name in packages if find_spec(name) is None]
     if missing:

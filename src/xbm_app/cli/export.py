@@ -85,7 +85,7 @@ def export(
         rows = write_parquet(catalogue, out)
         print(f"{rows:,} rows of {catalogue.get('dim')} dimensions in {out}")
         return
-    require("search", "onnx", "onnxscript", "onnxruntime")
+    require("export", "onnx", "onnxscript", "onnxruntime")
     from xbm_app.export.exporter import export_run
 
     folder = Path(run)

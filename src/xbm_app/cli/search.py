@@ -31,7 +31,7 @@ def index(
 
     from xbm_app.extras import require
 
-    require("search", "faiss")
+    require("serve", "faiss")
 
     from xbm_app.search.embeddings import is_embeddings
     from xbm_app.search.encoders import OwnEncoder
@@ -189,7 +189,7 @@ def serve(
     """
     from xbm_app.extras import require
 
-    require("search", "faiss", "fastapi", "uvicorn", "python_multipart")
+    require("serve", "faiss", "fastapi", "uvicorn", "python_multipart")
     from xbm_app.serve.server import serve as run
 
     run(indexes, host, port, allow_host or (), token, encoder)

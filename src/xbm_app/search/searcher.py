@@ -89,7 +89,7 @@ class Searcher:
         hold: bool = False,
         model: Embedder | None = None,
     ) -> None:
-        require("search", "faiss")
+        require("serve", "faiss")
         from xbm_app.search.neighbours import open_neighbours
 
         self.folder = folder if is_milvus(folder) else find_index(Path(folder))

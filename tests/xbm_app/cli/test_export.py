@@ -22,7 +22,7 @@ def test_bad_input_of_export(tmp_path, monkeypatch):
     assert code == 2 and "holds no checkpoint" in err
     monkeypatch.setattr("xbm_app.extras.find_spec", lambda name: None)
     code, _, err = xbm("export", tmp_path)
-    assert code == 2 and "pip install 'xbm[search]'" in err and err.count("\n") == 1
+    assert code == 2 and "pip install 'xbm[export]'" in err and err.count("\n") == 1
 
 
 @pytest.fixture

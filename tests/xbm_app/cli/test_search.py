@@ -109,7 +109,7 @@ def test_bad_input(searchable, photos, tmp_path, monkeypatch, words, message):
 def test_a_missing_package_is_named(searchable, photos, monkeypatch):
     monkeypatch.setattr("xbm_app.extras.find_spec", lambda name: None)
     code, _, err = xbm("index", searchable, photos)
-    assert code == 2 and err == "error: this needs the package faiss: pip install 'xbm[search]'\n"
+    assert code == 2 and err == "error: this needs the package faiss: pip install 'xbm[serve]'\n"
     assert sys.modules  # the command itself needs nothing more to say so
 
 
@@ -118,7 +118,7 @@ def test_bad_input_is_one_sentence(tmp_path, monkeypatch):
     assert code == 2 and "is not an index: make one with `xbm index" in err and err.count("\n") == 1
     monkeypatch.setattr("xbm_app.extras.find_spec", lambda name: None)
     code, _, err = xbm("serve", tmp_path)
-    assert code == 2 and "faiss, fastapi, uvicorn, python_multipart: pip install 'xbm[search]'" in err
+    assert code == 2 and "faiss, fastapi, uvicorn, python_multipart: pip install 'xbm[serve]'" in err
 
 
 def test_the_options_reach_the_server(tmp_path, monkeypatch):
