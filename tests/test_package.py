@@ -55,7 +55,14 @@ def test_it_says_what_it_needs(wheel):
     assert data["Requires-Python"] == ">=3.11" and data["License-Expression"] == "MIT"
     needs = data.get_all("Requires-Dist")
     assert [need for need in needs if "extra ==" not in need] == ["torch>=2.6"], "torch and nothing heavier"
-    assert set(data.get_all("Provides-Extra")) == {"train", "search", "milvus", "weights", "metric-learning", "test", "dev"}
+    assert set(data.get_all("Provides-Extra")) == set(PROJECT["optional-dependencies"])
+    wanted = {"train", "serve", "search", "export", "weights", "wandb", "mlflow", "hub", "all"}
+    assert wanted <= set(PROJECT["optional-dependencies"])
+
+
+def test_serving_needs_neither_onnx_nor_the_packages_of_training():
+    served = " ".join(PROJECT["optional-dependencies"]["serve"])
+    assert not [name for name in ("xbm[", "onnx", "matplotlib", "scipy", "tensorboard", "pyarrow") if name in served]
 
 
 USE = """
