@@ -6,7 +6,7 @@ device and crops there. `Batches` runs a feed ahead of the training loop; `sweep
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from functools import cached_property, partial
 from typing import Protocol
 
 import numpy as np
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from xbm.errors import InputError
 from xbm.kernels import has_kernels
+from xbm_app.data.distortions import distort
 from xbm_app.data.images import ImageSet
 from xbm_app.data.parallel import default_workers, in_order
 from xbm_app.data.store import Store
@@ -55,6 +56,11 @@ class Feed:
         self.augmentation, self.seed = augmentation, seed
         self.device, self.workers = torch.device("cpu"), default_workers()
 
+    @cached_property
+    def _norm(self) -> tuple[Tensor, Tensor]:
+        offset, gain = (torch.from_numpy(each).to(self.device) for each in normalisation(self.augmentation))
+        return offset, gain
+
     def __len__(self) -> int:
         return len(self.labels)
 
@@ -64,7 +70,8 @@ class Feed:
 
     def train(self, indices: Indices, step: int | Tensor) -> Tensor:
         """Returns the augmented batch at `step`, a function of (seed, step, indices).  # (B, C, crop, crop) float32"""
-        return self._cut(indices, partial(crop_params, self.seed, step, self.ids(indices)))
+        ids = self.ids(indices)
+        return self._distorted(self._cut(indices, partial(crop_params, self.seed, step, ids)), step, ids)
 
     def test(self, indices: Indices) -> Tensor:
         """Returns a batch without augmentation.  # (B, C, crop, crop) float32"""
@@ -74,6 +81,9 @@ class Feed:
         """Returns the indices as a tensor on the feed's device."""
         ids = indices if isinstance(indices, Tensor) else torch.from_numpy(np.asarray(indices, np.int64))
         return ids.to(self.device, non_blocking=True)
+
+    def _distorted(self, images: Tensor, step: int | Tensor, ids: Tensor) -> Tensor:
+        return distort(images, self.seed, step, ids, *self._norm) if self.augmentation.strong else images
 
     def _cut(self, indices: Indices, windows: Callable[[Tensor, Tensor, Augmentation], Windows]) -> Tensor:
         views = [self.view(index) for index in indices.tolist()]
@@ -160,8 +170,6 @@ class ResidentFeed(Feed):
             self._table[start : start + len(flat)] = flat
         self._on_host = torch.stack([starts, *shapes])  # (3, N): first pixel, height, width
         self._on_device = self._on_host.to(self.device)
-        offset, gain = (torch.from_numpy(each).to(self.device) for each in normalisation(augmentation))
-        self._norm = (offset, gain)
 
     def view(self, index: int) -> np.ndarray:
         start, height, width = self._on_host[:, index].tolist()
@@ -182,7 +190,8 @@ class ResidentFeed(Feed):
     def train_on_device(self, indices: Indices, step: int | Tensor) -> Tensor:
         """`train` with operations on the whole batch, on any device."""
         ids = self.ids(indices) if isinstance(step, Tensor) else torch.as_tensor(indices)
-        return self._gather(ids, partial(crop_params, self.seed, step, ids), reach=longest_window(self.augmentation))
+        windows = partial(crop_params, self.seed, step, ids)
+        return self._distorted(self._gather(ids, windows, reach=longest_window(self.augmentation)), step, ids)
 
     def _gather(self, ids: Tensor, windows: Callable[[Tensor, Tensor, Augmentation], Windows], reach: int) -> Tensor:
         # If the indices are on the host, the windows are computed there too and copied as one small tensor.

@@ -40,6 +40,7 @@ class Augmentation:
         mean, std: of each channel, for pixels from 0 to 1.
         channels: 3, or 1 for grayscale.
         interpolation: "bilinear" or "bicubic": how the image is resized.
+        strong: whether windows are also distorted in training; see `xbm_app.data.distortions`.
     """
 
     kind: str = "crop"
@@ -52,6 +53,7 @@ class Augmentation:
     std: tuple[float, ...] = IMAGENET_STD
     channels: int = 3
     interpolation: str = "bilinear"
+    strong: bool = False
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:

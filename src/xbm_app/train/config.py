@@ -25,7 +25,7 @@ class Data:
     root: str | None = None  # the folder with the data
     store: str | None = None  # a store created by `xbm prepare`
     feed: str = "auto"  # decode, store, resident; auto: store if there is one, resident on a GPU or in memory, else decode
-    augmentation: str = "paper"  # paper: 256² then random 224 crop and flip; official: random resized crop; shift: small images
+    augmentation: str = "paper"  # paper: random crop, flip; official: random resized crop; strong: distorted too; shift; none
     resize: int = 256
     crop: int = 224
     holdout: float = 0.0  # share of the training classes held out for validation; 0 trains on all of them

@@ -38,7 +38,9 @@ Batch = tuple[Tensor, Tensor, Tensor]  # images, labels, ids
 SAMPLED = 64  # images whose bytes are part of a fingerprint
 SPLIT = "split.csv"  # in the folder of a run on own data
 TABLES = (".csv", ".parquet")
-AUGMENTATIONS = {"paper": "crop", "official": "resized_crop", "shift": "shift", "none": "none"}
+AUGMENTATIONS = {
+    "paper": "crop", "official": "resized_crop", "shift": "shift", "strong": "resized_crop", "none": "none",
+}  # fmt: skip
 PREFETCH = 1  # threads, at least, that prepare the next batches while a CPU trains on this one
 RESIDENT_BYTES = 2 << 30  # on a CPU, sets up to this size are kept decoded in main memory
 
@@ -212,6 +214,7 @@ def augmentation_of(config: Config, model: EmbeddingModel) -> Augmentation:
         std=model.std,
         channels=len(model.mean),
         interpolation=data.interpolation,
+        strong=data.augmentation == "strong",
     )
 
 

@@ -25,6 +25,7 @@ AUGMENTATIONS = {
     "none": Augmentation("none", resize=26, crop=23, mean=(127 / 255,) * 3, std=(128 / 255,) * 3),
     "grey": Augmentation(resize=26, crop=23, mean=(0.5,), std=(0.25,), channels=1),
     "grey resized": Augmentation("resized_crop", resize=26, crop=23, mean=(0.5,), std=(0.25,), channels=1),
+    "strong": Augmentation(resize=26, crop=23, strong=True),
 }
 BATCH = np.array([9, 0, 4, 11, 4, 2, 7])
 

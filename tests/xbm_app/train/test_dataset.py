@@ -348,8 +348,9 @@ def test_augmentations():
     kinds = {name: augmentation_of(config(data__augmentation=name), model) for name in AUGMENTATIONS}
     assert {name: (a.kind, a.flip, a.padding, a.channels) for name, a in kinds.items()} == {
         "paper": ("crop", True, 0, 1), "official": ("resized_crop", True, 0, 1), "shift": ("shift", False, 14, 1),
-        "none": ("none", False, 0, 1),
+        "strong": ("resized_crop", True, 0, 1), "none": ("none", False, 0, 1),
     }  # fmt: skip
+    assert [name for name, a in kinds.items() if a.strong] == ["strong"]
     assert kinds["paper"].resize == 256 and kinds["paper"].crop == 224
     with pytest.raises(InputError, match="did you mean 'paper'"):
         augmentation_of(config(data__augmentation="papr"), model)
