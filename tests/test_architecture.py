@@ -48,7 +48,7 @@ LAYERS = {
     ],
 }  # fmt: skip
 MOST_LINES = 360
-MOST_MODULES = 190  # in src and paper together; grow by replacing
+MOST_MODULES = 210  # in src and paper together; grow by replacing
 
 
 def relative(path: Path) -> str:
