@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from xbm_app.data.benchmarks import Benchmark, Count
     from xbm_app.data.images import Dataset
 
-app = typer.Typer(invoke_without_command=True, rich_markup_mode="markdown", pretty_exceptions_enable=False)
+app = typer.Typer(invoke_without_command=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
 @app.callback()
