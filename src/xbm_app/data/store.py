@@ -277,6 +277,7 @@ def _dataset(path: Path, outline: dict[str, Any]) -> Dataset:
             root=path,
             paths=manifest.paths or [f"{part}/{index}" for index in range(len(store))],
             boxes=None if manifest.boxes is None else np.array(manifest.boxes, np.int64),
+            groups=np.array(content["groups"], np.int64) if "groups" in content else None,
             store=store,
         )
     protocols = tuple(

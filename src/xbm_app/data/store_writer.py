@@ -154,7 +154,14 @@ def write_outline(dataset: Dataset, out: Path) -> None:
     names = {id(images): part for part, images in sets.items()}
     outline = {
         "name": dataset.name,
-        "sets": {part: {"name": images.name, "classes": [str(c) for c in images.class_names]} for part, images in sets.items()},
+        "sets": {
+            part: {
+                "name": images.name,
+                "classes": [str(c) for c in images.class_names],
+                **({} if images.groups is None else {"groups": images.groups.tolist()}),
+            }
+            for part, images in sets.items()
+        },
         "protocols": [
             {
                 "name": protocol.name,

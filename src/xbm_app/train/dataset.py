@@ -23,6 +23,7 @@ from xbm_app.data.benchmarks import BENCHMARKS, read_benchmark
 from xbm_app.data.check import BROKEN, check_dataset, report, skip_problems
 from xbm_app.data.decoding import UNREADABLE, open_image
 from xbm_app.data.feeds import Batches, DecodeFeed, Feed, ResidentFeed, StoreFeed
+from xbm_app.data.image_tables import GROUP, Columns
 from xbm_app.data.images import Dataset, ImageSet, Protocol, missing_image, parts
 from xbm_app.data.own_images import read_folder, read_table, write_split
 from xbm_app.data.parallel import in_order
@@ -37,6 +38,7 @@ Batch = tuple[Tensor, Tensor, Tensor]  # images, labels, ids
 
 SAMPLED = 64  # images whose bytes are part of a fingerprint
 SPLIT = "split.csv"  # in the folder of a run on own data
+SPLIT_COLUMNS = Columns(group=GROUP)  # of that file, whatever those of the user's table are
 TABLES = (".csv", ".parquet")
 AUGMENTATIONS = {
     "paper": "crop", "official": "resized_crop", "shift": "shift", "strong": "resized_crop", "none": "none",
@@ -63,11 +65,16 @@ def read_data(data: Data, split: Path | None = None) -> Dataset:
     if data.name != "own":
         return read_benchmark(data.name, root)
     table = root.suffix.lower() in TABLES and not root.is_dir()
+    columns = Columns(data.label, data.split, data.exclude_same)
     if split is not None and verify(split).exists():
         with warnings.catch_warnings(action="ignore"):  # the user saw them when the run began
-            dataset = read_table(split, root.parent if table else root)
+            dataset = read_table(split, root.parent if table else root, columns=SPLIT_COLUMNS)
         return _renamed(dataset, root.stem if table else os.path.basename(os.path.realpath(root)))
-    return read_folder(root) if not table else read_table(root)
+    if not table and columns != Columns():
+        raise InputError(
+            f"{root} has no columns, its folders are the classes: omit data.label, data.split and data.exclude_same"
+        )
+    return read_folder(root) if not table else read_table(root, columns=columns)
 
 
 def _renamed(dataset: Dataset, name: str) -> Dataset:
