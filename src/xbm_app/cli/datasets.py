@@ -159,6 +159,7 @@ def _read_dataset(data: str, root: Path | None, label: str, split: str, exclude_
     from xbm_app.data.benchmarks import BENCHMARKS, read_benchmark
     from xbm_app.data.image_tables import Columns
     from xbm_app.data.own_images import read_folder, read_table
+    from xbm_app.data.tar_shards import read_shards, shard_files
 
     columns = Columns(label, split, exclude_same)
     if data in BENCHMARKS:
@@ -166,8 +167,10 @@ def _read_dataset(data: str, root: Path | None, label: str, split: str, exclude_
             raise InputError(f"the folder with {data} is not set: xbm prepare {data} --root DIR --out STORE")
         return read_benchmark(data, root)
     path = Path(data)
-    if path.is_file():
+    if path.is_file() and path.suffix != ".tar":
         return read_table(path, root, columns=columns)
+    if shard_files(path):
+        return read_shards(path, columns=columns)
     if columns != Columns():
         raise InputError("--label, --split and --exclude-same name the columns of a table: omit them")
     if path.is_dir():

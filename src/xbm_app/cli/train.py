@@ -53,7 +53,7 @@ def train(
     `xbm train glyphs --loss pml/ProxyAnchorLoss --set loss.options.alpha=16` · `xbm train --resume runs/2026-01-31_120000_cars`
     """
     from xbm_app.train import config as configs
-    from xbm_app.train.dataset import read_data, typical_side
+    from xbm_app.train.dataset import is_stream, read_data, typical_side
     from xbm_app.train.loop import train as run
     from xbm_app.train.losses import is_theirs, takes_memory
     from xbm_app.train.presets import preset as preset_of
@@ -105,6 +105,8 @@ def train(
         chosen = configs.override(chosen, {**changes, **overrides})
         if config is None and chosen.data.name == "own":
             images = read_data(chosen.data).train
+            if is_stream(images):
+                changes["batch.sampler"] = "stream"
             if not {"data.crop", "data.resize"} & overrides.keys():
                 smaller = small_image_settings(chosen, typical_side(images))
                 changes |= smaller

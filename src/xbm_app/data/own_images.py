@@ -56,14 +56,14 @@ def read_folder(root: str | Path, seed: int = 0, test_fraction: float = 0.5) -> 
     if "train" in halves and len(halves) > 1 and halves <= HALVES and halves != {"train", "test"}:
         raise InputError(f"{folder}: has the folders {', '.join(sorted(halves))}; keep train and test, or give a table")
     if halves != {"train", "test"}:
-        return _dataset(folder.resolve().name, folder, _split(rows, seed, test_fraction, str(folder)))
+        return dataset_of(folder.resolve().name, folder, split_by_class(rows, seed, test_fraction, str(folder)))
     split: Split = {part: [] for part in PARTS}
     for row in rows:
         half, _, label = row.label.partition("/")
         if not label:
             raise InputError(f"{row.where}: lies directly in {half}/; move it into {half}/CLASS/")
         split[half].append(Row(row.path, label, row.where))
-    return _dataset(folder.resolve().name, folder, split)
+    return dataset_of(folder.resolve().name, folder, split)
 
 
 def read_table(
@@ -98,9 +98,9 @@ def read_table(
         raise InputError(f"{table} has no rows below its header: give one row per image")
     _refuse_repeats(rows)
     if unsplit:
-        split = _split(unsplit, seed, test_fraction, str(table))
+        split = split_by_class(unsplit, seed, test_fraction, str(table))
     _refuse_incomplete_test(split, table)
-    return _dataset(table.stem, table.parent if root is None else Path(root), split)
+    return dataset_of(table.stem, table.parent if root is None else Path(root), split, columns)
 
 
 def write_split(dataset: Dataset, path: str | Path) -> None:
@@ -176,7 +176,7 @@ def _refuse_twin_labels(rows: Sequence[Row]) -> None:
             )
 
 
-def _split(rows: Sequence[Row], seed: int, test_fraction: float, source: str) -> Split:
+def split_by_class(rows: Sequence[Row], seed: int, test_fraction: float, source: str) -> Split:
     """Chooses the test classes by a hash of seed and name, so that neither file order nor a generator's version matters."""
     if not 0 < test_fraction < 1:
         raise InputError(f"test_fraction must be between 0 and 1, got {test_fraction}")
@@ -210,7 +210,8 @@ def _refuse_incomplete_test(split: Split, table: Path) -> None:
             raise InputError(f"{row.where}: no gallery row has the label {row.label!r} of this query; add one or drop it")
 
 
-def _dataset(name: str, root: Path, split: Split) -> Dataset:
+def dataset_of(name: str, root: Path, split: Split, columns: Columns = Columns()) -> Dataset:
+    """A data set of rows by part, with the protocol that they ask for."""
     tested = [row for part in PARTS[1:] for row in split[part]]
     _refuse_twin_labels([*split["train"], *tested])
     shared = {row.label for row in split["train"]} & {row.label for row in tested}
@@ -222,6 +223,8 @@ def _dataset(name: str, root: Path, split: Split) -> Dataset:
         )
 
     number = _numbered_groups(split["train"], tested)
+    if columns.group not in (None, GROUP) and not number:
+        raise InputError(f"{name}: no test image has a {columns.group} (data.exclude_same): fill it in, or omit the setting")
 
     def part(key: str, numbered: Sequence[Row]) -> ImageSet:
         images = image_set(f"{name} {key}", root, split[key], sorted({row.label for row in numbered}))

@@ -13,6 +13,7 @@ import numpy as np
 
 from xbm.errors import DamagedFileError, InputError
 from xbm_app.data.decoding import LONGEST, open_image
+from xbm_app.data.encoded import EncodedSet
 from xbm_app.data.images import Dataset, ImageSet, parts
 from xbm_app.data.parallel import default_workers, in_order
 from xbm_app.data.store import FORMAT, OUTLINE, Manifest, describe, read_manifest, shard_file, shard_shapes
@@ -39,6 +40,8 @@ def _shape(images: ImageSet, index: int) -> tuple[int, int]:
         left, top, right, bottom = images.boxes[index].tolist()
         return max(1, right - left), max(1, bottom - top)
     assert images.root is not None and images.paths is not None
+    if isinstance(images, EncodedSet):
+        return images.open(index).size
     try:
         with open_image(images.root / images.paths[index]) as file:
             return file.size
