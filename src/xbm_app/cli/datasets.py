@@ -115,7 +115,7 @@ def _first_mismatch(benchmark: "Benchmark", counted: "dict[str, Count]") -> str:
 
 
 def prepare(
-    data: Annotated[str, typer.Argument(metavar="NAME|DIR", help="a benchmark, a folder of class folders, or a table")],
+    data: Annotated[str, typer.Argument(metavar="NAME|DIR", help="a benchmark, a folder, a table, tar shards, or hf:NAME")],
     out: Annotated[Path, typer.Option(help="the store to create: a folder with a subfolder for each image set")],
     root: Annotated[Path | None, typer.Option(help="the folder with the unpacked benchmark")] = None,
     resize: Annotated[int, typer.Option(min=1, help="side of the stored images in pixels")] = 256,
@@ -157,9 +157,10 @@ def prepare(
 
 def _read_dataset(data: str, root: Path | None, label: str, split: str, exclude_same: str | None) -> "Dataset":
     from xbm_app.data.benchmarks import BENCHMARKS, read_benchmark
+    from xbm_app.data.hub_datasets import PREFIX
     from xbm_app.data.image_tables import Columns
-    from xbm_app.data.own_images import read_folder, read_table
-    from xbm_app.data.tar_shards import read_shards, shard_files
+    from xbm_app.data.own_data import is_table, read_own
+    from xbm_app.data.own_images import read_table
 
     columns = Columns(label, split, exclude_same)
     if data in BENCHMARKS:
@@ -167,12 +168,8 @@ def _read_dataset(data: str, root: Path | None, label: str, split: str, exclude_
             raise InputError(f"the folder with {data} is not set: xbm prepare {data} --root DIR --out STORE")
         return read_benchmark(data, root)
     path = Path(data)
-    if path.is_file() and path.suffix != ".tar":
+    if root is not None and is_table(path):
         return read_table(path, root, columns=columns)
-    if shard_files(path):
-        return read_shards(path, columns=columns)
-    if columns != Columns():
-        raise InputError("--label, --split and --exclude-same name the columns of a table: omit them")
-    if path.is_dir():
-        return read_folder(path)
+    if path.exists() or data.startswith(PREFIX):
+        return read_own(data, columns)
     raise unknown("benchmark or folder", data, BENCHMARKS)

@@ -1,6 +1,5 @@
 """`xbm train`: from a preset and a few overrides to a finished run; `xbm presets`: the presets."""
 
-import os
 import sys
 import time
 from collections.abc import Mapping
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 def train(
     preset: Annotated[str, typer.Argument(help="glyphs, sop, inshop, vehicleid, cub, cars, deepfashion2, omniglot, own")] = "",
     data: Annotated[
-        Path | None, typer.Option(help="your own images: a folder of class folders, or a CSV / Parquet table")
+        Path | None, typer.Option(help="your own images: a folder of class folders, a table, tar shards, or hf:NAME")
     ] = None,
     root: Annotated[Path | None, typer.Option(help="the folder with the unpacked benchmark")] = None,
     store: Annotated[Path | None, typer.Option(help="a store created by `xbm prepare`")] = None,
@@ -52,6 +51,7 @@ def train(
     `xbm train cars --root ~/cars --set optim.iterations=4000 --loss ms` ·
     `xbm train glyphs --loss pml/ProxyAnchorLoss --set loss.options.alpha=16` · `xbm train --resume runs/2026-01-31_120000_cars`
     """
+    from xbm_app.data.own_data import whole_path
     from xbm_app.train import config as configs
     from xbm_app.train.dataset import is_stream, read_data, typical_side
     from xbm_app.train.loop import train as run
@@ -90,7 +90,7 @@ def train(
             weights = overrides.get("model.weights")
             chosen = preset_of("own" if data is not None else preset, loss, trunk, recipe or default, weights)
         folders = {"data.root": root or data, "data.store": store}
-        changes: dict[str, object] = {key: os.path.realpath(path) for key, path in folders.items() if path is not None}
+        changes: dict[str, object] = {key: whole_path(path) for key, path in folders.items() if path is not None}
         if data is not None:
             changes["data.name"] = "own"
         if seed is not None:

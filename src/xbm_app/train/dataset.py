@@ -26,12 +26,13 @@ from xbm_app.data.encoded import EncodedSet
 from xbm_app.data.feeds import Batches, DecodeFeed, Feed, ResidentFeed, StoreFeed
 from xbm_app.data.image_tables import GROUP, Columns
 from xbm_app.data.images import Dataset, ImageSet, Protocol, missing_image, parts
-from xbm_app.data.own_images import read_folder, read_table, write_split
+from xbm_app.data.own_data import is_table, read_own
+from xbm_app.data.own_images import read_table, write_split
 from xbm_app.data.parallel import in_order
 from xbm_app.data.samplers import PKSampler, ShuffleSampler
 from xbm_app.data.store import Store, StoredSet, open_store, read_stored
 from xbm_app.data.stream_sampler import StreamSampler
-from xbm_app.data.tar_shards import Shards, read_shards, shard_files
+from xbm_app.data.tar_shards import Shards
 from xbm_app.data.transforms import Augmentation
 from xbm_app.files import verify
 from xbm_app.models import EmbeddingModel
@@ -42,7 +43,6 @@ Batch = tuple[Tensor, Tensor, Tensor]  # images, labels, ids
 SAMPLED = 64  # images whose bytes are part of a fingerprint
 SPLIT = "split.csv"  # in the folder of a run on own data
 SPLIT_COLUMNS = Columns(group=GROUP)  # of that file, whatever those of the user's table are
-TABLES = (".csv", ".parquet")
 AUGMENTATIONS = {
     "paper": "crop", "official": "resized_crop", "shift": "shift", "strong": "resized_crop", "none": "none",
 }  # fmt: skip
@@ -64,24 +64,17 @@ def read_data(data: Data, split: Path | None = None) -> Dataset:
     if data.root is None:
         option = "--data DIR" if data.name == "own" else "--root DIR"
         raise InputError(f"the folder with the images of {data.name} is not set: pass {option} (data.root)")
-    root = Path(data.root)
+    root, columns = Path(data.root), Columns(data.label, data.split, data.exclude_same)
     if data.name != "own":
         return read_benchmark(data.name, root)
-    if shard_files(root):
-        if data.skip_problems:
-            raise InputError("--skip-problems opens every image beforehand, which tar shards are too large for: omit it")
-        return read_shards(root, columns=Columns(data.label, data.split, data.exclude_same))
-    table = root.suffix.lower() in TABLES and not root.is_dir()
-    columns = Columns(data.label, data.split, data.exclude_same)
     if split is not None and verify(split).exists():
         with warnings.catch_warnings(action="ignore"):  # the user saw them when the run began
-            dataset = read_table(split, root.parent if table else root, columns=SPLIT_COLUMNS)
-        return _renamed(dataset, root.stem if table else os.path.basename(os.path.realpath(root)))
-    if not table and columns != Columns():
-        raise InputError(
-            f"{root} has no columns, its folders are the classes: omit data.label, data.split and data.exclude_same"
-        )
-    return read_folder(root) if not table else read_table(root, columns=columns)
+            dataset = read_table(split, root.parent if is_table(root) else root, columns=SPLIT_COLUMNS)
+        return _renamed(dataset, root.stem if is_table(root) else os.path.basename(os.path.realpath(root)))
+    dataset = read_own(data.root, columns)
+    if data.skip_problems and isinstance(dataset.train, EncodedSet):
+        raise InputError("--skip-problems opens every image beforehand, but not those within larger files: omit it")
+    return dataset
 
 
 def _renamed(dataset: Dataset, name: str) -> Dataset:

@@ -8,7 +8,7 @@ import torch
 
 import xbm as package
 from tests.tiny import differences, set_options, xbm
-from tests.xbm_app.data.shard_files import write_shard
+from tests.xbm_app.data.shard_files import picture, write_shard
 from tests.xbm_app.train.interrupted import Killed, ended_in_checkpoint
 from xbm_app.train.config import load
 from xbm_app.train.dataset import read_data, sampler_of
@@ -88,3 +88,20 @@ def test_shards_that_have_changed_are_not_resumed(shards, tmp_path):
     write_shard(own / "1.tar", [k % 9 for k in range(27)], first=200)
     code, _, err = xbm("train", "--resume", tmp_path / "run")
     assert code == 2 and "are not those that this run began with" in err
+
+
+def test_a_data_set_of_hugging_face_trains_and_continues(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    datasets.disable_progress_bars()
+    labels = [k % 8 for k in range(48)]
+    images = [{"bytes": picture(number), "path": None} for number in range(48)]
+    datasets.Dataset.from_dict({"image": images, "species": labels}).save_to_disk(tmp_path / "birds")
+    data = f"hf:{tmp_path / 'birds'}"
+    settings = set_options(optim__iterations=9, data__label="species")
+    code, out, err = xbm("train", "--data", data, "--trunk", "small", "--out", tmp_path / "run", *settings)
+    assert code == 0 and "recall@1" in out, err
+    config = load(tmp_path / "run" / "config.yaml")
+    assert (config.data.root, config.batch.sampler) == (data, "pk")
+    assert xbm("train", "--resume", tmp_path / "run", "--quiet").code == 0
+    assert xbm("evaluate", tmp_path / "run").code == 0
+    assert xbm("prepare", data, "--out", tmp_path / "store", "--label", "species", "--resize", 16).code == 0
