@@ -170,7 +170,7 @@ def _read_parquet(table: Path, every_column: bool) -> Records:
         names = pyarrow.parquet.read_schema(table).names
         columns = dict(zip(names, _header(names, table)))
         used = [name for name, column in columns.items() if every_column or column in COLUMNS]
-        content = pyarrow.parquet.read_table(table, columns=used).to_pylist()
+        content = pyarrow.parquet.read_table(table, columns=used, page_checksum_verification=True).to_pylist()
     except (OSError, pyarrow.ArrowException) as error:
         raise InputError(f"{table} cannot be read as Parquet ({error}): write it again") from None
     for number, record in enumerate(content, start=1):

@@ -158,7 +158,7 @@ def _read_parquet(source: Path) -> Iterator[dict[str, Any]]:
         raise InputError(f"{source} has no column of vectors (lists of numbers): add one named embedding")
     used = [name, *(field.name for field in schema if not _is_list(field.type) and not pyarrow.types.is_struct(field.type))]
     try:
-        with pyarrow.parquet.ParquetFile(source) as file:
+        with pyarrow.parquet.ParquetFile(source, page_checksum_verification=True) as file:
             for batch in file.iter_batches(ROWS, columns=used):
                 columns: dict[str, Any] = {each: batch.column(each).to_pylist() for each in used if each != name}
                 yield {VECTORS[0]: _matrix(batch.column(name), source), **columns}
