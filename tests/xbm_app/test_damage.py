@@ -110,7 +110,9 @@ def test_no_damaged_embeddings_are_used(tmp_path, own_photos, finished, suffix):
     assert xbm("embed", finished, own_photos, "--out", path).code == 0
 
     def read():
-        return [[[entry.path, entry.label] for entry in entries] + vectors.tolist() for entries, vectors in read_embeddings(path)]
+        return [
+            [*((entry.path, entry.label) for entry in entries), vectors.tolist()] for entries, vectors in read_embeddings(path)
+        ]
 
     assert silent(path, damaged(path.read_bytes(), 60, 3), read) == []
 

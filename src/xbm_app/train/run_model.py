@@ -118,8 +118,11 @@ def _whole_batches(file: IO[bytes], width: int) -> list[np.ndarray]:
     parts: list[np.ndarray] = []
     size = 4 * width * EMBED_BATCH
     file.seek(0)
-    while len(record := file.read(size + 4)) == size + 4 and zlib.crc32(record[:size]) == int.from_bytes(record[size:], "little"):
-        parts.append(np.frombuffer(record[:size], np.float32).reshape(-1, width))
+    while len(record := file.read(size + 4)) == size + 4:
+        content, checksum = record[:size], record[size:]
+        if zlib.crc32(content) != int.from_bytes(checksum, "little"):
+            break
+        parts.append(np.frombuffer(content, np.float32).reshape(-1, width))
     file.truncate(len(parts) * (size + 4))
     return parts
 
