@@ -82,7 +82,7 @@ def _read_parquet(table: Path, every_column: bool, columns: Columns) -> Records:
         names = pyarrow.parquet.read_schema(table).names
         called = dict(zip(names, _header(names, table, columns)))
         used = [name for name, column in called.items() if every_column or column in (*COLUMNS, GROUP)]
-        content = pyarrow.parquet.read_table(table, columns=used).to_pylist()
+        content = pyarrow.parquet.read_table(table, columns=used, page_checksum_verification=True).to_pylist()
     except (OSError, pyarrow.ArrowException) as error:
         raise InputError(f"{table} cannot be read as Parquet ({error}): write it again") from None
     for number, record in enumerate(content, start=1):
