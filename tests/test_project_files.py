@@ -92,8 +92,8 @@ def test_the_changelog_has_the_form_of_keep_a_changelog():
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     assert text.startswith("# Changelog\n")
     versions = re.findall(r"^## (.*)$", text, re.MULTILINE)
-    assert versions[0] == "[Unreleased]"
-    for heading in versions[1:]:
+    assert versions[0].startswith(("[Unreleased]", f"[{xbm.__version__}] - "))
+    for heading in versions[1 if versions[0].endswith("Unreleased") or versions[0] == "[Unreleased]" else 0 :]:
         day = re.fullmatch(r"\[\d+\.\d+\.\d+\] - (\d{4}-\d{2}-\d{2})", heading)
         assert day and date.fromisoformat(day[1]), heading
     for section in re.split(r"^## ", text, flags=re.MULTILINE)[1:]:
