@@ -63,7 +63,7 @@ ROWS = [
         (
             Cell("`CrossBatchMemory`", "memory.py", r"class CrossBatchMemory"),
             Cell("`CrossBatchMemory`", CBM, r"class CrossBatchMemory"),
-            Cell("`MinerWithBank`, `TripletMinerWithMemory`", BANK, r"class MinerWithBank"),
+            Cell("`MinerWithBank`", BANK, r"class MinerWithBank"),
             no("**/*.py", NOTHING, "none"),
             Cell("`MemoryBankModule`", QUEUE, r"class MemoryBankModule"),
         ),
@@ -72,11 +72,11 @@ ROWS = [
     Row(
         "losses that take it",
         (
-            Cell("8, and those of pytorch-metric-learning", "losses/__init__.py", r"LOSSES: dict"),
+            Cell("8, and `MetricLearningLoss`", "losses/__init__.py", r"LOSSES: dict"),
             Cell("14", CBM, r'(?s)supported_losses.*?return \[(\s+"\w+",){14}\s+\]'),
             Cell("triplet", BANK, r"assert isinstance\(miner, NHardTripletsMiner\)"),
             NO_MEMORY,
-            Cell("NT-Xent, CO2; neighbors for NNCLR", "loss/regularizer/co2.py", r"self.memory_bank = MemoryBankModule"),
+            Cell("NT-Xent, CO2, NNCLR's", "loss/regularizer/co2.py", r"self.memory_bank = MemoryBankModule"),
         ),
         True,
     ),
@@ -127,10 +127,10 @@ ROWS = [
         "memory on several processes",
         (
             Cell("a copy or a shard on each", "distributed/distributed_memory.py", r"class ShardedMemory"),
-            Cell("a copy, `DistributedLossWrapper`", "utils/distributed.py", r"forward_cross_batch"),
+            Cell("a copy", "utils/distributed.py", r"forward_cross_batch"),
             no(BANK, r"gather", "each its own"),
             NO_MEMORY,
-            Cell("a copy, `gather_distributed`", QUEUE, r"gather_distributed"),
+            Cell("a copy", QUEUE, r"gather_distributed"),
         ),
         True,
     ),

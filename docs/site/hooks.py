@@ -7,6 +7,7 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent.parent
 JOINING = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+WIDE = {"comparison.md", "claims.md", "s-table-3.md"}  # pages of wide tables, which take the place of the contents
 LINK = re.compile(r"(\]\()([^)\s#:]+)(#[^)\s]*)?\)")
 FENCE = re.compile(r"^(```.*?^```)", re.MULTILINE | re.DOTALL)
 
@@ -56,5 +57,7 @@ def on_files(files: Any, config: Any) -> Any:
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     if page.file.src_uri in JOINING.values():
         return markdown
+    if page.file.src_uri in WIDE:
+        page.meta["hide"] = ["toc"]
     here = posixpath.dirname(page.file.src_uri)
     return relinked(markdown, posixpath.join("docs", here), here or ".", config)
