@@ -64,8 +64,11 @@ class Environment:
         listed = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
         versions = {each["name"]: each["version"] for each in listed}
         return {
-            "torch": versions["torch"], "megabytes of torch": round(self.base, 1), "packages": sorted(versions), "steps": self.steps,
-        }  # fmt: skip
+            "torch": versions["torch"],
+            "megabytes of torch": round(self.base, 1),
+            "packages": sorted(versions),
+            "steps": self.steps,
+        }
 
 
 def with_torch(folder: Path) -> Environment:
