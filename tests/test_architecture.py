@@ -43,8 +43,8 @@ LAYERS = {
         {"distributed"}, {"retrieval", "two_tower_loss"}, {"testing", "integrations"},
     ],
     "xbm_app": [
-        {"extras", "files", "progress"}, {"data", "models"}, {"train"}, {"report"}, {"search", "export"}, {"serve"}, {"cli"},
-        {"main"},
+        {"extras", "files", "progress"}, {"data", "models"}, {"train"}, {"report"}, {"launch", "search", "export"}, {"serve"},
+        {"cli"}, {"main"},
     ],
 }  # fmt: skip
 MOST_LINES = 360

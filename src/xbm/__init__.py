@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from xbm.memory import CrossBatchMemory as CrossBatchMemory
     from xbm.momentum_encoder import MomentumEncoder as MomentumEncoder
     from xbm.two_tower_loss import TwoTowerLoss as TwoTowerLoss
+    from xbm_app.launch import train as train
     from xbm_app.train.load import load as load
 
 __version__ = "0.1.0"
@@ -54,6 +55,7 @@ _HOME = {
     "XbmError": "xbm.errors",
     "cached_backward": "xbm.gradient_cache",
     "load": "xbm_app.train.load",
+    "train": "xbm_app.launch",
 }
 __all__ = ["__version__", *(name for name, home in _HOME.items() if home.startswith("xbm."))]
 

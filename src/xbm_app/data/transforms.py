@@ -16,6 +16,7 @@ from xbm.errors import InputError, unknown
 from xbm_app.data.decoding import INTERPOLATIONS, fit
 from xbm_app.data.images import ImageSet
 from xbm_app.data.samplers import scramble, stream
+from xbm_app.data.user_transform import Transform
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -41,6 +42,7 @@ class Augmentation:
         channels: 3, or 1 for grayscale.
         interpolation: "bilinear" or "bicubic": how the image is resized.
         strong: whether windows are also distorted in training; see `xbm_app.data.distortions`.
+        transform: of the user's own, which sees the resized training images before a window is cropped, or None.
     """
 
     kind: str = "crop"
@@ -54,6 +56,7 @@ class Augmentation:
     channels: int = 3
     interpolation: str = "bilinear"
     strong: bool = False
+    transform: Transform | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
