@@ -19,6 +19,7 @@ from xbm_app.train.dataset import read_data, typical_side
 from xbm_app.train.hooks import Hooks, OnEvaluate, OnLog
 from xbm_app.train.load import Embedder, load
 from xbm_app.train.losses import is_theirs, takes_memory
+from xbm_app.train.metrics import metric_title
 from xbm_app.train.presets import FROM_SCRATCH, recipe_of, small_image_settings
 from xbm_app.train.presets import preset as preset_of
 
@@ -56,8 +57,6 @@ class TrainedRun:
         return report_runs([self.folder], Path(out or self.folder / "report.html"))
 
     def __repr__(self) -> str:
-        from xbm_app.report.statistics import metric_title
-
         data, config, scores = self.result["data"], self.config, self.scores
         memory = f"memory {config.memory.update}" if config.memory.ratio else "no memory"
         figures = {name: value for name, value in scores.items() if name.startswith("recall@") and not name.endswith("_std")}

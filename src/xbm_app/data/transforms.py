@@ -4,7 +4,7 @@ The window is a function of (seed, step, instance id), so workers, ranks and dev
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -55,8 +55,8 @@ class Augmentation:
     std: tuple[float, ...] = IMAGENET_STD
     channels: int = 3
     interpolation: str = "bilinear"
-    strong: bool = False
-    transform: Transform | None = None
+    strong: bool = field(default=False, repr=False)  # an index knows a model by its repr: only what matters in testing
+    transform: Transform | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:

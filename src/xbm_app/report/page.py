@@ -11,7 +11,8 @@ from xbm_app.report import curves, galleries
 from xbm_app.report.groups import Comparison, Group, RunView, compare, group_runs
 from xbm_app.report.headline import header, left_out, notes, reductions
 from xbm_app.report.markup import Html, join, shell, tag
-from xbm_app.report.statistics import MISSING, change, duration, error_bar, listed, loss_name, metric_title, percent
+from xbm_app.report.statistics import MISSING, change, duration, error_bar, listed, loss_name, percent
+from xbm_app.train.metrics import metric_title
 
 LIMIT = 3_000_000  # bytes
 ENCODERS = tuple(galleries.Encoder(side, quality) for side, quality in ((96, 80), (72, 70), (56, 60), (40, 50)))

@@ -105,6 +105,13 @@ def _text(value: float) -> str:
     return str(int(value)) if float(value).is_integer() else repr(float(value))
 
 
+def metric_title(name: str) -> str:
+    """A metric as tables write it: "recall@1" is "R@1", "map@r" is "MAP@R"."""
+    if name == "r_precision":
+        return "R-precision"
+    return f"R@{name.removeprefix('recall@')}" if name.startswith("recall@") else name.upper()
+
+
 def one_line(row: dict[str, float]) -> str:
     """The figures of a row that a person wants to see during training."""
     known = {name: value for name, value in row.items() if not math.isnan(value)}

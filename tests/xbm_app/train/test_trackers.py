@@ -1,7 +1,6 @@
 """Trackers: the same figures arrive in each, a resumed run continues its own, and each is needed only when asked for."""
 
 import math
-import sys
 
 import pytest
 
@@ -78,7 +77,7 @@ def test_a_tracker_is_only_needed_when_asked_for(tmp_path, monkeypatch, name):
 
 
 def test_an_unknown_tracker_names_the_nearest(tmp_path):
-    with pytest.raises(InputError, match="unknown tracker .mlfow.: did you mean .mlflow."):
+    with pytest.raises(InputError, match=r"unknown tracker 'mlfow': did you mean 'mlflow'\?"):
         open_trackers(Config(log=Log(trackers=("mlfow",))), tmp_path, 0)
 
 
@@ -97,17 +96,6 @@ def test_weights_and_biases_writes_offline(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     write(tmp_path / "run", "wandb")
     (stored,) = (tmp_path / "run" / "wandb").glob("offline-run-*/run-run.wandb")
-    from wandb.proto import wandb_internal_pb2
-    from wandb.sdk.internal.datastore import DataStore
-
-    store, found = DataStore(), {}
-    store.open_for_scan(str(stored))
-    while (data := store.scan_data()) is not None:
-        record = wandb_internal_pb2.Record()
-        record.ParseFromString(data)
-        if record.WhichOneof("record_type") == "history":
-            found |= {"/".join(item.nested_key) or item.key: item.value_json for item in record.history.item}
-        if record.WhichOneof("record_type") == "run":
-            assert record.run.project == "birds"
-    assert found["loss"] == "0.125" and found["test/recall@1"] == "0.75"
-    assert wandb.run is None and "wandb" in sys.modules
+    content = stored.read_bytes()
+    assert wandb.run is None
+    assert all(text in content for text in (b"birds", b"googlenet", b"test/recall@1", b"0.125", b"0.75"))
