@@ -20,7 +20,7 @@ from xbm_app.train.hooks import Hooks, OnEvaluate, OnLog
 from xbm_app.train.load import Embedder, load
 from xbm_app.train.losses import is_theirs, takes_memory
 from xbm_app.train.metrics import metric_title
-from xbm_app.train.presets import FROM_SCRATCH, recipe_of, small_image_settings
+from xbm_app.train.presets import FROM_SCRATCH, few_classes_settings, recipe_of, small_image_settings
 from xbm_app.train.presets import preset as preset_of
 
 
@@ -221,6 +221,14 @@ def configure(
             changes |= smaller
             if smaller and not quiet:
                 print(f"the images are small: training on {smaller['data.crop']} pixels (data.crop)", file=sys.stderr)
+        if not {"batch.size", "batch.per_class"} & settings.keys():
+            fewer = few_classes_settings(chosen, images.num_classes)
+            changes |= fewer
+            if fewer and not quiet:
+                words = (
+                    f"there are {images.num_classes} classes to train on: training with batches of {fewer['batch.size']} images"
+                )
+                print(f"{words} (batch.size)", file=sys.stderr)
         recipe_settings = recipe_of("auto", chosen.model.weights, "own", len(images)) if chosen.recipe == "auto" else {}
         chosen = configs.override(chosen, {**recipe_settings, **changes, **settings})
     return chosen

@@ -100,9 +100,9 @@ def results(groups: Sequence[Group], comparisons: Sequence[Comparison]) -> Html:
         count, total = group.recall_at_1.count, len(group.runs)
         stats = [group.metric(name) for name in names]
         cells = [
-            str(count) if count == total else f"{count} of {total}",
+            _plain(str(count) if count == total else f"{count} of {total}"),
             *(_cell(percent(stat.mean), error_bar(stat)) for stat in stats),
-            duration(group.stat(lambda run: run.seconds).mean),
+            _plain(duration(group.stat(lambda run: run.seconds).mean)),
         ]
         rows.append((group.label, cells, f"{group.side} best" if group in best else group.side))
     data = listed(list(dict.fromkeys(run.data for group in groups for run in group.runs if run.data)) or ["the test classes"])
@@ -179,6 +179,11 @@ def _settings(group: Group, key: str) -> str:
 
 def _pairs(pairs: Mapping[str, str]) -> Html:
     return tag("dl", *(tag("div", tag("dt", key), tag("dd", str(value))) for key, value in pairs.items()), class_="pairs")
+
+
+def _plain(text: str) -> Html:
+    """A cell that is not highlighted with its row, because it is not what makes the row the best."""
+    return tag("span", text, class_="plain")
 
 
 def _cell(mean: str, error: str) -> Html:

@@ -110,7 +110,12 @@ def finish(run: RunState, console: Console) -> dict[str, Any]:
         "seed": run.config.seed,
         **cost,
         "notes": [list(note) for note in run.watcher.notes],
-        "data": {"name": run.dataset.name, "train_images": len(train), "train_classes": train.num_classes},
+        "data": {
+            "name": run.dataset.name,
+            "train_images": len(train),
+            "train_classes": train.num_classes,
+            "shared_classes": len({*map(str, train.class_names)} & {*map(str, first.query.class_names)}),
+        },
         "versions": {"python": platform.python_version(), "torch": torch.__version__, "device": device_name(device)},
         "finished": time.strftime("%Y-%m-%dT%H:%M:%S"),
     }
