@@ -6,7 +6,7 @@ import torch
 from torchvision.transforms import v2
 
 import xbm
-from tests.tiny import SETTINGS, differences, set_options
+from tests.tiny import SETTINGS, differences, draw_photos, set_options
 from tests.tiny import xbm as command
 from xbm.errors import InputError
 from xbm_app.train.config import Config, load, override, save
@@ -72,6 +72,15 @@ def test_a_transform_changes_what_is_learned_and_only_that(run, own_photos, tmp_
     other = train(own_photos, tmp_path / "run", transform=TRANSFORM)
     assert differences(run.folder, other.folder)
     assert override(other.config, {"data.transform": None}) == run.config
+
+
+def test_a_batch_has_no_more_classes_than_there_are(tmp_path, capsys):
+    photos = draw_photos(tmp_path / "photos", classes=6, each=3)
+    run = xbm.train(photos, out=tmp_path / "run", trunk="small", set={"optim.iterations": 1, "log.trackers": ""})
+    assert run.config.batch.size == 12
+    assert "there are 3 classes to train on: training with batches of 12 images" in capsys.readouterr().err
+    with pytest.raises(InputError, match="a batch needs 4 different classes but there are 3"):
+        xbm.train(photos, out=tmp_path / "other", trunk="small", set={"batch.size": 16})
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,8 @@ def test_figures_and_settings_of_a_run(views, folders):
 
 def test_the_page_is_titled_with_the_name_of_the_data(views):
     for names, title in (
-        (["first"], "photos: one run"), (["first", "second"], "photos: 2 runs"), (["base", "first"], "What the memory does: photos"),
+        (["first"], "photos: one run"), (["first", "second"], "photos: 2 runs"),
+        (["base", "first"], "What the memory does: photos"),
     ):  # fmt: skip
         views(*names)
         assert views.title == title
