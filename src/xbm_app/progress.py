@@ -28,6 +28,11 @@ def printable(text: str) -> str:
     return CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
+def tell(sentence: str) -> None:
+    """Prints a message: on stderr, since stdout belongs to results; in a notebook on stdout, where it is not red."""
+    print(sentence, file=sys.stdout if in_notebook() else sys.stderr, flush=True)
+
+
 def note(error: Exception) -> None:
     """Prints what was left out, and why, while the work goes on."""
     print(f"note: {printable(str(error))}", file=sys.stderr)
@@ -169,8 +174,7 @@ class Console:
         if self._bar is not None:
             self._bar.console.print(sentence, highlight=False, markup=False)
         elif not self.quiet:
-            # notebooks show what is on stderr in red
-            print(sentence, file=sys.stderr if self._line is None else sys.stdout, flush=True)
+            tell(sentence)
 
     def track(self, items: Iterable[T], description: str, total: int) -> Generator[T, None, None]:
         """Yields `items` that are not iterations and shows their progress. Their time does not count for the speed."""
