@@ -27,7 +27,7 @@ def test_the_arguments_of_every_call_exist():
 
 
 def test_every_setting_that_it_names_exists():
-    named = {name for name in re.findall(r"`((?:data|optim|batch|model|log|memory|loss)\.\w+)", PAGE)}
+    named = set(re.findall(r"`((?:data|optim|batch|model|log|memory|loss)\.\w+)", PAGE))
     assert len(named) > 12 and named <= flat(Config()).keys()
 
 

@@ -1,5 +1,6 @@
 """A model to share: a folder with its weights, config and card, or a repository on the hub of Hugging Face."""
 
+import warnings
 from dataclasses import replace
 from functools import cache
 from json import JSONDecodeError
@@ -68,7 +69,8 @@ def read(folder: Path, device: torch.device) -> dict[str, Any]:
 def hub_model() -> Any:
     """The class through which huggingface_hub saves, finds and uploads a model. The package is imported on first use."""
     require("hub", "huggingface_hub", "safetensors")
-    from huggingface_hub import ModelHubMixin, snapshot_download
+    with warnings.catch_warnings(action="ignore"):  # in a notebook, of tqdm about its own widgets
+        from huggingface_hub import ModelHubMixin, snapshot_download
 
     class HubModel(ModelHubMixin):
         def __init__(self, embedder: "Embedder") -> None:
