@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+LIGHT  := $(VENV)/.ready-demo
 
-.PHONY: install demo test test-all test-torch check format bench lock clean
+.PHONY: install demo test test-all test-torch check format package bench lock clean
 .DEFAULT_GOAL := help
 
 help:  ## what there is
@@ -21,9 +22,14 @@ $(READY): requirements.lock pyproject.toml | $(BIN)/uv
 	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
+$(LIGHT): requirements-demo.lock pyproject.toml | $(BIN)/uv
+	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip sync --quiet --require-hashes requirements-demo.lock
+	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
 install: $(READY)  ## make .venv from the hashed lock and install the package into it
 
-demo: install  ## train with and without memory on built-in data and write a page that shows the difference
+demo: $(if $(wildcard $(READY)),install,$(LIGHT))  ## train with and without memory on built-in data and write a page that shows the difference
 	$(BIN)/python -m xbm demo
 
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
@@ -36,11 +42,11 @@ test-all: install  ## the slow tests
 
 # Another torch, in an environment of its own that is removed at the end. TRITON=no is a machine without Triton; WITH adds
 # requirements, such as an older numpy. docs/compatibility.md has the results.
-TORCH  ?= 2.6.0
-TRITON ?= yes
-WITH   ?=
-OTHER  := .venv-torch-$(TORCH)
-LIGHT  := (importing or star_import or docstrings) and not xbm_app
+TORCH   ?= 2.6.0
+TRITON  ?= yes
+WITH    ?=
+OTHER   := .venv-torch-$(TORCH)
+IMPORTS := (importing or star_import or docstrings) and not xbm_app
 
 test-torch: | $(BIN)/uv  ## the library's tests with another torch: make test-torch TORCH=2.6.0 [TRITON=no] [WITH=numpy==1.26.4] [PYTHON=python3.12]
 	@trap 'rm -rf $(OTHER)' EXIT; trap 'exit 1' INT TERM; set -e; \
@@ -49,7 +55,7 @@ test-torch: | $(BIN)/uv  ## the library's tests with another torch: make test-to
 	test $(TRITON) = yes || $(BIN)/uv pip uninstall --quiet --python $(OTHER) triton; \
 	$(OTHER)/bin/python -VV; $(BIN)/uv pip list --python $(OTHER) | grep -E '^(torch|triton|numpy|pytorch-metric-learning) '; \
 	OMP_NUM_THREADS=1 $(OTHER)/bin/python -m pytest -n auto --maxprocesses 4 --dist loadfile -p no:cacheprovider tests/xbm; \
-	OMP_NUM_THREADS=1 $(OTHER)/bin/python -m pytest -p no:cacheprovider tests/test_architecture.py -k '$(LIGHT)'
+	OMP_NUM_THREADS=1 $(OTHER)/bin/python -m pytest -p no:cacheprovider tests/test_architecture.py -k '$(IMPORTS)'
 
 check: install  ## lint, format, types
 	$(BIN)/ruff check .
@@ -60,12 +66,23 @@ format: install  ## apply the formatter
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# An sdist, a wheel from the checkout and a wheel from the sdist; the two wheels and two sdists must be the same to the byte.
+package: install  ## build the wheel and the sdist into dist/, and check them
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation --outdir dist . >/dev/null
+	$(BIN)/python -m build --no-isolation --outdir dist/again --sdist --wheel . >/dev/null
+	cmp dist/*.whl dist/again/*.whl && cmp dist/*.tar.gz dist/again/*.tar.gz && rm -r dist/again
+	$(BIN)/twine check --strict dist/*
+	cd dist && sha256sum *
+
 bench: install  ## measure against dense torch and pytorch-metric-learning, in one process
 	$(BIN)/python -m benchmarks
 
-lock: $(BIN)/uv  ## resolve requirements.lock anew
+lock: $(BIN)/uv  ## resolve requirements.lock anew, and the part of it that the demo needs
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --python-version 3.11 --extra dev \
 	  --constraint constraints.txt --custom-compile-command "make lock" pyproject.toml -o requirements.lock
+	$(BIN)/uv pip compile --quiet --universal --generate-hashes --python-version 3.11 --extra train --extra serve --extra build \
+	  --constraint requirements.lock --custom-compile-command "make lock" pyproject.toml -o requirements-demo.lock
 	$(BIN)/uv --version | awk '{print "uv==" $$2}' | $(BIN)/uv pip compile --quiet --universal --generate-hashes \
 	  --python-version 3.11 --no-header --no-annotate - -o requirements-uv.lock
 

@@ -23,7 +23,7 @@ def test_the_python_blocks_of_a_page_run(page, tmp_path, monkeypatch):
 
 
 def test_pairs_are_on_the_first_screen():
-    assert "(docs/pairs.md)" in "".join(README.read_text().splitlines(keepends=True)[:30])
+    assert "(docs/pairs.md)" in "".join(README.read_text().splitlines(keepends=True)[:42])
 
 
 def test_the_three_lines_of_the_memory_are_among_them():

@@ -1,6 +1,5 @@
 """`xbm.train(...)`: from a few options to a finished run. The command `xbm train` is a thin layer over the same function."""
 
-import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -10,12 +9,13 @@ from typing import Any
 
 from xbm.distributed import together
 from xbm.errors import InputError
+from xbm_app.data.own_data import whole_path
 from xbm_app.data.user_transform import Transform, describe
 from xbm_app.progress import tell
 from xbm_app.train import config as configs
 from xbm_app.train import loop
 from xbm_app.train.config import Config
-from xbm_app.train.dataset import read_data, typical_side
+from xbm_app.train.dataset import is_stream, read_data, typical_side
 from xbm_app.train.hooks import Hooks, OnEvaluate, OnLog
 from xbm_app.train.load import Embedder, load
 from xbm_app.train.losses import is_theirs, takes_memory
@@ -96,7 +96,7 @@ def train(
     """Trains a model as `xbm train` does, and returns the finished run.
 
     Args:
-        data: your own images: a folder with one subfolder per class, or a CSV or Parquet table.
+        data: your own images: a folder with one subfolder per class, a table, tar shards, or "hf:NAME".
         out: the run folder (default: a dated folder in `runs/`).
         preset: "cars", "glyphs", ... instead of `data`; the images of a benchmark are in `root`.
         store: a store created by `xbm prepare`.
@@ -201,7 +201,7 @@ def configure(
         weights = settings.get("model.weights")
         chosen = preset_of("own" if data is not None else preset, loss, trunk, recipe or default, weights)
     folders = {"data.root": root or data, "data.store": store}
-    changes: dict[str, object] = {key: os.path.realpath(path) for key, path in folders.items() if path is not None}
+    changes: dict[str, object] = {key: whole_path(path) for key, path in folders.items() if path is not None}
     if data is not None:
         changes["data.name"] = "own"
     if seed is not None:
@@ -216,6 +216,8 @@ def configure(
     chosen = configs.override(chosen, {**changes, **settings})
     if config is None and chosen.data.name == "own":
         images = read_data(chosen.data).train
+        if is_stream(images):
+            changes["batch.sampler"] = "stream"
         if not {"data.crop", "data.resize"} & settings.keys():
             smaller = small_image_settings(chosen, typical_side(images))
             changes |= smaller

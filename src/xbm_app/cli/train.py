@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def train(
     preset: Annotated[str, typer.Argument(help="glyphs, sop, inshop, vehicleid, cub, cars, deepfashion2, omniglot, own")] = "",
     data: Annotated[
-        Path | None, typer.Option(help="your own images: a folder of class folders, or a CSV / Parquet table")
+        Path | None, typer.Option(help="your own images: a folder of class folders, a table, tar shards, or hf:NAME")
     ] = None,
     root: Annotated[Path | None, typer.Option(help="the folder with the unpacked benchmark")] = None,
     store: Annotated[Path | None, typer.Option(help="a store created by `xbm prepare`")] = None,
@@ -79,6 +79,8 @@ def parse_settings(settings: list[str] | None) -> dict[str, str]:
 
 def show(result: Mapping[str, Any]) -> None:
     """Prints the scores of a run as a table: one row per metric, one column per protocol."""
+    from xbm_app.data.images import REID
+
     protocols = result["protocols"]
     first = next(iter(protocols.values()))
     names = [name for name in first if not name.endswith("_std") and name not in ("queries", "without_relevant")]
@@ -87,7 +89,8 @@ def show(result: Mapping[str, Any]) -> None:
     for name in names:
         # a protocol with random galleries has two sets of scores: these are its own
         values = [scores.get(f"one_per_class/{name}", scores.get(name)) for scores in protocols.values()]
-        rows.append([name, *("" if value is None else f"{100 * value:.2f}" for value in values)])
+        title = name.replace("recall@", "cmc@") if REID in protocols else name
+        rows.append([title, *("" if value is None else f"{100 * value:.2f}" for value in values)])
     caption = f"after {trained} iterations" + (" (best.pt)" if chosen else "")
     print_rows(["in percent", *protocols], rows, numbers=True, caption=caption)
 

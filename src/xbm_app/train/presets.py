@@ -171,7 +171,7 @@ def few_classes_settings(config: Config, classes: int) -> dict[str, int]:
     """
     batch = config.batch
     kept = classes - round(config.data.holdout * classes)
-    if batch.sampler != "pk" or kept < 2 or kept * batch.per_class >= batch.size:
+    if batch.sampler == "shuffle" or kept < 2 or kept * batch.per_class >= batch.size:
         return {}
     return {"batch.size": kept * batch.per_class}
 
