@@ -30,3 +30,9 @@ def test_the_three_lines_of_the_memory_are_among_them():
     shown = "\n".join(block.group(1) for block in BLOCK.finditer(README.read_text()))
     for line in ("CrossBatchMemory(", ".enqueue(", "loss_fn("):
         assert line in shown, f"the README's example lacks {line}"
+
+
+def test_the_comparison_is_that_of_its_page():
+    block = re.compile(r"<!-- short comparison -->.*<!-- end of short comparison -->", re.DOTALL)
+    page = (ROOT / "docs" / "comparison.md").read_text()
+    assert block.search(README.read_text())[0] == block.search(page)[0]

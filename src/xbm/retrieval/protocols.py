@@ -56,6 +56,12 @@ def evaluate_one_per_class(
     Returns:
         The means over the repeats under the names of `evaluate`, and the standard deviation between repeats (n - 1 in the
         denominator) of each under the same name with `_std`; `queries` is that of one repeat.
+
+    Example:
+        >>> v = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [-0.6, 0.8]])
+        >>> scores = evaluate_one_per_class(v, [0, 0, 1, 1], ks=(1,), repeats=4)
+        >>> scores["recall@1"], scores["queries"]
+        (1.0, 2)
     """
     repeats = at_least_one("repeats", repeats)
     rows, start, total = _read(ranks, "embeddings", embeddings)
@@ -101,6 +107,16 @@ def score(
     If the sets have `groups`, a query's gallery is without the images of its label and group: `recall@K` is then the CMC
     at rank K of re-identification, and `map` its mAP.
     With `ranks` each rank passes the embeddings of its own consecutive images, in rank order.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> class Images(list):
+        ...     labels = property(lambda self: [int(name[0]) for name in self])
+        >>> images = Images(["0a", "0b", "1a", "1b"])
+        >>> protocol = SimpleNamespace(name="pictures", query=images, gallery=None, ks=(1,), one_per_class=0)
+        >>> v = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [0.6, 0.8]])
+        >>> score(protocol, v)["recall@1"]
+        0.5
     """
     queries = _read_all(ranks, protocol.name, "query", query_embeddings, protocol.query)
     labels = torch.as_tensor(protocol.query.labels)
