@@ -31,6 +31,11 @@ class TrainedRun:
     Attributes:
         folder: everything that the run wrote: `config.yaml`, `metrics.csv`, `result.json`, checkpoints.
         result: the contents of `result.json`.
+
+    Example:
+        >>> import xbm
+        >>> run = xbm.train("./photos", quiet=True)  # doctest: +SKIP
+        >>> run.scores["recall@1"], run.model.dim, run.report()  # doctest: +SKIP
     """
 
     folder: Path
