@@ -26,7 +26,7 @@ FORMAT = 1
 APART = {
     "preset", "recipe", "device", "data.root", "data.store", "data.feed", "data.features",
     "data.skip_problems", "log.checkpoint_every",
-    "log.evaluate_every", "log.wandb", "memory.spread", "model.compile",
+    "log.evaluate_every", "log.wandb", "log.trackers", "log.project", "memory.spread", "model.compile",
 }  # fmt: skip
 USUAL = flat(Config())
 NAMED = ("imagenet", "none")  # weights that are no file
@@ -34,7 +34,7 @@ NAMED = ("imagenet", "none")  # weights that are no file
 LATER = {
     "memory.doubt", "memory.size", "memory.keys", "data.fold", "data.interpolation", "loss.lr_factor", "model.head_init",
     "model.freeze", "model.checkpointing", "batch.chunk", "optim.name", "optim.warmup", "optim.clip", "optim.layer_decay",
-    "optim.ema",
+    "optim.ema", "data.transform",
 }  # fmt: skip
 
 

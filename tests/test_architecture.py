@@ -43,8 +43,8 @@ LAYERS = {
         {"distributed"}, {"retrieval", "two_tower_loss"}, {"testing", "integrations"},
     ],
     "xbm_app": [
-        {"extras", "files", "progress"}, {"data", "models"}, {"train"}, {"report"}, {"search", "export"}, {"serve"}, {"cli"},
-        {"main"},
+        {"extras", "files", "progress"}, {"data", "models"}, {"train"}, {"report"}, {"launch", "search", "export"}, {"serve"},
+        {"cli"}, {"main"},
     ],
 }  # fmt: skip
 MOST_LINES = 360
@@ -328,7 +328,7 @@ def test_no_file_name_stands_twice_within_a_part():
 
 
 PAGES = ["CONTRIBUTING.md", "README.md"]
-NAMES = ("architecture", "compatibility", "integrations", "pairs", "scale", "search", "security")
+NAMES = ("architecture", "compatibility", "integrations", "pairs", "python", "scale", "search", "security")
 PAGES += [f"docs/{name}.md" for name in NAMES]
 NAMED_PATH = re.compile(r"`((?:src|paper|benchmarks|tests|examples|docs)/[\w./-]*)`")
 

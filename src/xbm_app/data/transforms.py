@@ -4,7 +4,7 @@ The window is a function of (seed, step, instance id), so workers, ranks and dev
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +17,7 @@ from xbm_app.data.decoding import INTERPOLATIONS, fit
 from xbm_app.data.encoded import EncodedSet
 from xbm_app.data.images import ImageSet
 from xbm_app.data.samplers import scramble, stream
+from xbm_app.data.user_transform import Transform
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -42,6 +43,7 @@ class Augmentation:
         channels: 3, or 1 for grayscale.
         interpolation: "bilinear" or "bicubic": how the image is resized.
         strong: whether windows are also distorted in training; see `xbm_app.data.distortions`.
+        transform: of the user's own, which sees the resized training images before a window is cropped, or None.
     """
 
     kind: str = "crop"
@@ -54,7 +56,8 @@ class Augmentation:
     std: tuple[float, ...] = IMAGENET_STD
     channels: int = 3
     interpolation: str = "bilinear"
-    strong: bool = False
+    strong: bool = field(default=False, repr=False)  # an index knows a model by its repr: only what matters in testing
+    transform: Transform | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:

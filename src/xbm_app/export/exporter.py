@@ -11,10 +11,10 @@ from xbm.errors import InputError
 from xbm_app.data.decoding import LONGEST
 from xbm_app.data.feeds import DecodeFeed
 from xbm_app.export.formats import Portable, record, run_onnx, run_program, windows, write_onnx, write_program
-from xbm_app.export.model_card import write_card
 from xbm_app.files import write_bytes
 from xbm_app.train.dataset import read_run
 from xbm_app.train.load import Embedder, load
+from xbm_app.train.model_card import write_card
 
 IMAGES = 100  # on which an exported model is compared with the run
 TOLERANCE = 1e-4

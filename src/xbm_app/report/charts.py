@@ -35,14 +35,14 @@ class Scale:
         return start + share * (end - start)
 
 
-def linear(values: Iterable[float], zero: bool = False, snug: bool = False, ticks: int = 5) -> Scale:
-    """A linear axis. `zero` includes 0; `snug` ends at the extreme values instead of the next ticks."""
+def linear(values: Iterable[float], zero: bool = False, snug: bool = False, ticks: int = 5, most: float = math.inf) -> Scale:
+    """A linear axis. `zero` includes 0; `snug` ends at the extreme values instead of the next ticks; none is above `most`."""
     low, high = _range(values)
     if zero:
         low, high = min(low, 0.0), max(high, 0.0)
     if high - low <= 1e-12 * max(abs(low), abs(high), 1e-300):
         room = abs(high) / 10 or 0.5
-        low, high = low - (0 if zero and low >= 0 else room), high + room
+        low, high = low - (0 if zero and low >= 0 else room), min(high + room, most)
     step = _nice((high - low) / ticks)
     if not snug:
         low, high = step * math.floor(low / step + 1e-9), step * math.ceil(high / step - 1e-9)

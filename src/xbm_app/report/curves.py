@@ -27,7 +27,7 @@ def recall_curves(groups: Sequence[Group]) -> Html | None:
     if not known:
         return None
     x = ranks(int(max(curve.x[-1] for _, curve in known)))
-    y = linear([100 * v for _, curve in known for v in (*curve.low, *curve.high)])
+    y = linear([100.0, *(100 * v for _, curve in known for v in (*curve.low, *curve.high))], most=100)
     axes = Axes(x, y, "K, logarithmic", "Recall@K, %", lambda k: f"K = {k:.0f}", lambda v: f"{v:.1f}", start=True)
     panels = []
     for loss in dict.fromkeys(group.loss for group, _ in known):
@@ -80,7 +80,7 @@ def evaluations(groups: Sequence[Group]) -> Html | None:
     drawn = _with_and_without(groups, recall_over_steps)
     if not any(len(line.x) > 1 for _, lines in drawn for line in lines):
         return None
-    y = linear(_extent(line for _, lines in drawn for line in lines))
+    y = linear(_extent(line for _, lines in drawn for line in lines), most=100)
     panels = [_over_steps(title, lines, y, "R@1, %", lambda v: f"{v:.1f}") for title, lines in drawn]
     return figure(panels, "R@1 at the evaluations during training.")
 

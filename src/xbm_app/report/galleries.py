@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 QUERIES, ANCHORS = 24, 12  # on the whole page
 RESULTS = 8  # per query, and negatives per anchor from either source
-OPEN = 4  # rows of a gallery that are visible before the reader expands it
+OPEN = 4  # rows that are visible before the reader expands a gallery; at least 2 in each of several galleries
 
 # ------------------------------------------------------------------ images
 
@@ -151,9 +151,8 @@ def doubtful_row(doubtful: Doubtful, encode: Encoder) -> Html:
 
 def retrieval(groups: Sequence[Group], comparisons: Sequence[Comparison], encode: Encoder) -> Html | None:
     """The same queries without and with memory, side by side; without a comparison, those of one run."""
-    galleries = [
-        gallery for c in comparisons if (gallery := _side_by_side(c, encode, max(1, QUERIES // len(comparisons)))) is not None
-    ]
+    most, visible = max(1, QUERIES // max(1, len(comparisons))), _visible(len(comparisons))
+    galleries = [gallery for c in comparisons if (gallery := _side_by_side(c, encode, most, visible)) is not None]
     if not galleries:
         runs = [run for group in sorted(groups, key=_rank) for run in group.runs if run.queries]
         galleries = [_alone(run, encode) for run in runs[:1]]
@@ -177,7 +176,8 @@ def mining(groups: Sequence[Group], comparisons: Sequence[Comparison], encode: E
         run = next(run for run in group.runs if run.mined)
         shown = run.mined[: max(1, ANCHORS // len(chosen))]
         rows = [mined_row(mined, i, encode) for i, mined in enumerate(shown, start=1)]
-        galleries.append(_gallery(f"{group.label}, seed {run.seed}", rows, "anchors", _hardest(shown)))
+        words = _hardest(shown)
+        galleries.append(_gallery(f"{group.label}, seed {run.seed}", rows, "anchors", words, _visible(len(chosen))))
     words = "Valid negatives of some anchors, most similar first; the number is the similarity (the paper’s Figure 5)."
     return _explained(Html(words), galleries)
 
@@ -201,7 +201,11 @@ def _explained(words: Html, galleries: Sequence[Html]) -> Html:
     return join([tag("p", words, class_="explain"), *galleries])
 
 
-def _side_by_side(c: Comparison, encode: Encoder, most: int) -> Html | None:
+def _visible(galleries: int) -> int:
+    return max(2, OPEN // max(1, galleries))
+
+
+def _side_by_side(c: Comparison, encode: Encoder, most: int, visible: int) -> Html | None:
     pair = _same_seed(c.without.runs, c.with_memory.runs)
     if pair is None:
         return None
@@ -209,12 +213,43 @@ def _side_by_side(c: Comparison, encode: Encoder, most: int) -> Html | None:
     keys = _sampled([key for key in without if key in with_memory], most)
     if not keys:
         return None
+    firsts = {key: (_first(without[key]), _first(with_memory[key])) for key in keys}
+    words = [pair[1].chosen]
+    if len(pair[0].right) == len(pair[1].right) > 0:
+        gained, lost = (int((a.right < b.right).sum()) for a, b in (pair, pair[::-1]))
+        keys = _in_proportion(keys, firsts, gained, lost)
+        words.append(_supports(c, len(pair[0].right), gained, lost))
     rows = [
         query_row(without[key], [("without memory", without[key]), ("with memory", with_memory[key])], encode) for key in keys
     ]
     seeds = {run.seed for run in pair}
     heading = f"{loss_name(c.loss)}, seed {seeds.pop()}" if len(seeds) == 1 else loss_name(c.loss)
-    return _gallery(heading, rows, "queries", pair[1].chosen)
+    return _gallery(heading, rows, "queries", " ".join(word for word in words if word), visible)
+
+
+def _first(query: Query) -> bool:
+    return bool(query.results) and query.results[0].correct
+
+
+def _in_proportion(keys: Sequence[str], firsts: dict[str, tuple[bool, bool]], gained: int, lost: int) -> list[str]:
+    """Queries that one side alone gets right come first, gains and losses in the proportion that they have among all."""
+    gains, losses = ([key for key in keys if firsts[key] == one_sided] for one_sided in ((False, True), (True, False)))
+    share, ordered = gained / max(1, gained + lost), list[str]()
+    for k in range(len(gains) + len(losses)):
+        gain = int(share * (k + 1) + 0.5) > int(share * k + 0.5)
+        ordered.append((gains if gains and (gain or not losses) else losses).pop(0))
+    return ordered + [key for key in keys if key not in ordered]
+
+
+def _supports(c: Comparison, count: int, gained: int, lost: int) -> str:
+    """What these runs got right over all queries, and a warning if that is not what the headline says."""
+    sentence = (
+        f"Over all {count:,} queries, the nearest image has the right class only with memory for {gained:,}, and only without "
+        f"for {lost:,}; such queries come first, in this proportion."
+    )
+    if (gained - lost) * c.gain.mean < 0 or (gained == lost and c.outcome in ("gain", "loss")):
+        sentence += " This pair of runs does not show the difference that the page starts with, which is a mean over seeds."
+    return sentence
 
 
 def _alone(run: RunView, encode: Encoder) -> Html:
@@ -222,13 +257,13 @@ def _alone(run: RunView, encode: Encoder) -> Html:
     return _gallery(f"{run.group}, seed {run.seed}", rows, "queries", run.chosen)
 
 
-def _gallery(heading: str, rows: Sequence[Html], what: str, words: str) -> Html:
-    more = rows[OPEN:]
+def _gallery(heading: str, rows: Sequence[Html], what: str, words: str, visible: int = OPEN) -> Html:
+    more = rows[visible:]
     return tag(
         "div",
         tag("h3", heading),
         tag("p", words) if words else None,
-        tag("div", *rows[:OPEN], class_="rows"),
+        tag("div", *rows[:visible], class_="rows"),
         tag("details", tag("summary", f"{len(more)} more {what}"), tag("div", *more, class_="rows")) if more else None,
         class_="gallery",
     )

@@ -130,6 +130,7 @@ class RunView:
         queries: up to 24 queries with up to 8 results each are shown; if there are more, a subset from the whole list.
         chosen: how `queries` were chosen, as a sentence. The page computes no statistic over them, because a choice by outcome
             would bias it.
+        right: (Q,) bool, for every query that the run was scored on: whether the nearest image has its class.
         mined: up to 12 anchors are shown.
         doubtful: up to 12 images are shown.
         notes: (severity, sentence) of the run's own warnings; severity is "info", "warning" or "error".
@@ -152,6 +153,7 @@ class RunView:
     trace: Trace = field(default_factory=Trace)
     queries: Sequence[Query] = ()
     chosen: str = ""
+    right: np.ndarray = field(default_factory=_empty)
     mined: Sequence[Mined] = ()
     doubtful: Sequence[Doubtful] = ()
     notes: Sequence[tuple[str, str]] = ()

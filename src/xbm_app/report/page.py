@@ -11,7 +11,8 @@ from xbm_app.report import curves, galleries
 from xbm_app.report.groups import Comparison, Group, RunView, compare, group_runs
 from xbm_app.report.headline import header, left_out, notes, reductions
 from xbm_app.report.markup import Html, join, shell, tag
-from xbm_app.report.statistics import MISSING, change, duration, error_bar, listed, loss_name, metric_title, percent
+from xbm_app.report.statistics import MISSING, change, duration, error_bar, listed, loss_name, percent
+from xbm_app.train.metrics import metric_title
 
 LIMIT = 3_000_000  # bytes
 ENCODERS = tuple(galleries.Encoder(side, quality) for side, quality in ((96, 80), (72, 70), (56, 60), (40, 50)))
@@ -99,9 +100,9 @@ def results(groups: Sequence[Group], comparisons: Sequence[Comparison]) -> Html:
         count, total = group.recall_at_1.count, len(group.runs)
         stats = [group.metric(name) for name in names]
         cells = [
-            str(count) if count == total else f"{count} of {total}",
+            _plain(str(count) if count == total else f"{count} of {total}"),
             *(_cell(percent(stat.mean), error_bar(stat)) for stat in stats),
-            duration(group.stat(lambda run: run.seconds).mean),
+            _plain(duration(group.stat(lambda run: run.seconds).mean)),
         ]
         rows.append((group.label, cells, f"{group.side} best" if group in best else group.side))
     data = listed(list(dict.fromkeys(run.data for group in groups for run in group.runs if run.data)) or ["the test classes"])
@@ -178,6 +179,11 @@ def _settings(group: Group, key: str) -> str:
 
 def _pairs(pairs: Mapping[str, str]) -> Html:
     return tag("dl", *(tag("div", tag("dt", key), tag("dd", str(value))) for key, value in pairs.items()), class_="pairs")
+
+
+def _plain(text: str) -> Html:
+    """A cell that is not highlighted with its row, because it is not what makes the row the best."""
+    return tag("span", text, class_="plain")
 
 
 def _cell(mean: str, error: str) -> Html:

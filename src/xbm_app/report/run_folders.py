@@ -13,6 +13,7 @@ from xbm_app.data.images import REID, Dataset, ImageSet
 from xbm_app.files import read_json, reading
 from xbm_app.report.groups import SERIES, Doubtful, Match, Mined, Query, RunView, Trace
 from xbm_app.report.page import write_report
+from xbm_app.report.statistics import listed
 from xbm_app.train import config as configs
 from xbm_app.train.dataset import read_run
 from xbm_app.train.losses import is_theirs
@@ -20,6 +21,7 @@ from xbm_app.train.metrics import COLUMNS, read_metrics
 
 SHOWN = 20  # queries on the page, the same for every run
 CHOSEN = "Drawn at random from the queries whose nearest image is wrong in at least one of these runs."
+OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD"}
 
 Examples = dict[str, np.ndarray]  # what examples.npz of a run folder contains
 
@@ -34,7 +36,8 @@ def _report(folders: Sequence[Path], out: Path, groups: Sequence[str] | None) ->
     settings = [configs.load(folder / "config.yaml") for folder in folders]
     labels = list(groups) if groups is not None else [_group(config) for config in settings]
     shown = {k: (_examples(folders[k]), _open_data(settings[k], folders[k])) for k in _first_seeds(labels, settings)}
-    chosen = _choose_queries([(e, dataset) for e, dataset in shown.values() if e and dataset])
+    with_pictures = [(e, dataset) for e, dataset in shown.values() if e and dataset]
+    chosen, how = _choose_queries(with_pictures) if len(folders) > 1 else _sample_queries(with_pictures)
     views = []
     for k, (folder, config, label) in enumerate(zip(folders, settings, labels)):
         pictures: dict[str, Any] = {}
@@ -43,13 +46,17 @@ def _report(folders: Sequence[Path], out: Path, groups: Sequence[str] | None) ->
             with suppress(InputError):  # images were deleted since: show this run without pictures
                 pictures = {
                     "queries": _queries(examples, dataset, chosen),
-                    "chosen": CHOSEN,
+                    "chosen": how,
+                    "right": _correct(examples, dataset)[:, 0],
                     "mined": _mined(examples, dataset),
                     "doubtful": _doubtful(examples, dataset),
                 }
         with reading(folder):
             views.append(_view(folder, config, label, pictures))
-    return write_report(views, out, title=f"What the memory does: {settings[0].data.name}")
+    names = listed(list(dict.fromkeys(_name(folder, config) for folder, config in zip(folders, settings))))
+    runs = "one run" if len(folders) == 1 else f"{len(folders)} runs"
+    both = {config.memory.ratio > 0 for config in settings} == {False, True}
+    return write_report(views, out, title=f"What the memory does: {names}" if both else f"{names}: {runs}")
 
 
 def read_result(folder: Path) -> dict[str, Any]:
@@ -110,13 +117,29 @@ def _correct(examples: Examples, dataset: Dataset) -> np.ndarray:
     return (np.asarray(gallery.labels)[retrieved] == np.asarray(protocol.query.labels)[:, None]) & (retrieved >= 0)
 
 
-def _choose_queries(runs: Sequence[tuple[Examples, Dataset]]) -> np.ndarray:
-    """Queries to show for all runs: a random choice of those that some run gets wrong, since the others look alike."""
+def _choose_queries(runs: Sequence[tuple[Examples, Dataset]]) -> tuple[np.ndarray, str]:
+    """Queries to show for several runs: a random choice of those that some run gets wrong, since the others look alike."""
     firsts = [_correct(examples, dataset)[:, 0] for examples, dataset in runs]
     if not firsts or len({len(first) for first in firsts}) > 1:
-        return np.empty(0, np.int64)
+        return np.empty(0, np.int64), CHOSEN
     wrong_somewhere = np.flatnonzero(~np.all(firsts, axis=0))
-    return np.random.default_rng(0).permutation(wrong_somewhere)[:SHOWN]
+    return np.random.default_rng(0).permutation(wrong_somewhere)[:SHOWN], CHOSEN
+
+
+def _sample_queries(runs: Sequence[tuple[Examples, Dataset]]) -> tuple[np.ndarray, str]:
+    """Queries to show for one run: right and wrong ones in the proportion of all, from the first one on."""
+    if not runs:
+        return np.empty(0, np.int64), ""
+    first = _correct(*runs[0])[:, 0]
+    order = np.random.default_rng(0).permutation(len(first))
+    right, wrong = order[first[order]], order[~first[order]]
+    share = len(right) / len(first)
+    turns = np.diff(np.floor(share * np.arange(min(SHOWN, len(first)) + 1) + 0.5)) > 0  # True: a right one is next
+    chosen = np.array([(right if turn else wrong)[np.sum(turns[:k] == turn)] for k, turn in enumerate(turns)], np.int64)
+    return chosen, (
+        f"Drawn at random, with as many wrong ones as among all queries: the nearest image has the query’s class for "
+        f"{turns.sum()} of these {len(turns)}, and for {100 * share:.1f} % of all {len(first):,}."
+    )
 
 
 def _queries(examples: Examples, dataset: Dataset, chosen: np.ndarray) -> list[Query]:
@@ -157,6 +180,11 @@ def _matches(images: ImageSet, examples: Examples, name: str, k: int) -> list[Ma
     return [Match(images.open(int(j)), float(s)) for j, s in zip(examples[name][k], examples[f"{name}_s"][k]) if j >= 0]
 
 
+def _name(folder: Path, config: configs.Config) -> str:
+    """What the data of a run is called: the user's own by its folder or table."""
+    return str(read_result(folder).get("data", {}).get("name", config.data.name))
+
+
 def _view(folder: Path, config: configs.Config, group: str, pictures: dict[str, Any]) -> RunView:
     result = read_result(folder)
     rows = read_metrics(folder / "metrics.csv")
@@ -179,18 +207,23 @@ def _view(folder: Path, config: configs.Config, group: str, pictures: dict[str, 
         iterations=result["iterations"],
         trace=Trace(evaluations=evaluations, **series),
         notes=[(severity, text) for severity, text in result["notes"]],
-        data=f"{config.data.name}, {result['protocol']} classes never seen in training{cameras}",
+        data=f"{_name(folder, config)}, {result['protocol']} {_seen(result)}{cameras}",
         config={
             "trunk": f"{config.model.trunk}, {config.model.dim}-d",
             "batch": f"{config.batch.size}, {config.batch.sampler}",
             "loss": _loss(config),
             "memory": _memory(config),
-            "optimizer": f"Adam, lr {config.optim.lr:g}, {config.optim.iterations} iterations",
+            "optimizer": f"{OPTIMIZERS[config.optim.name]}, lr {config.optim.lr:g}, {config.optim.iterations} iterations",
         },
         command=f"xbm train --config {folder.name}/config.yaml",
         versions={name: str(version) for name, version in result["versions"].items()},
         **pictures,
     )
+
+
+def _seen(result: dict[str, Any]) -> str:
+    shared = result.get("data", {}).get("shared_classes", 0)
+    return f"images, {shared:,} of whose classes also occur in training" if shared else "classes never seen in training"
 
 
 # ------------------------------------------------------------------ the logged curves

@@ -178,13 +178,6 @@ def loss_name(loss: str) -> str:
     return loss.upper() if len(loss) < 3 else loss.replace("_", " ")
 
 
-def metric_title(name: str) -> str:
-    """A metric as tables write it: "recall@1" is "R@1", "map@r" is "MAP@R"."""
-    if name in ("r_precision", "map"):
-        return {"r_precision": "R-precision", "map": "mAP"}[name]
-    return f"R@{name.removeprefix('recall@')}" if name.startswith("recall@") else name.upper()
-
-
 def listed(parts: Sequence[str]) -> str:
     """ "a", "a and b", "a, b and c"."""
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"

@@ -34,6 +34,7 @@ class Data:
     noise: float = 0.0  # share of the training labels replaced by wrong ones, to measure robustness
     skip_problems: bool = False  # leave out broken, tiny and duplicate images, and classes with a single image
     interpolation: str = "bilinear"  # how images are resized: bilinear, or bicubic, as most models of timm were trained
+    transform: str | None = None  # what describes the transform that was passed to xbm.train; None: none
     label: str = "label"  # the column of a table, or the field of a .json file in tar shards, that says the class
     split: str = "split"  # the column of a table that says train, test, query or gallery
     exclude_same: str | None = None  # re-identification: a column such as camera, which a query and its matches may not share
@@ -112,7 +113,9 @@ class Log:
     every: int = 100  # iterations between two rows of metrics
     evaluate_every: int = 0  # iterations between two evaluations on held-out classes (data.holdout); 0: only at the end
     checkpoint_every: int = 500
-    wandb: bool = False
+    trackers: tuple[str, ...] = ("tensorboard",)  # where the metrics go besides metrics.csv: tensorboard, wandb, mlflow
+    project: str = "xbm"  # the project of Weights & Biases, or the experiment of MLflow
+    wandb: bool = False  # the former name of trackers=tensorboard,wandb
 
 
 @dataclass(frozen=True)
@@ -195,9 +198,7 @@ def check(config: Config) -> None:
     if config.seed > LARGEST_SEED:
         raise InputError(f"seed must be at most {LARGEST_SEED}, got {config.seed}")
     if config.memory.ratio and not config.memory.weight and not config.memory.batch_weight:
-        raise InputError(
-            "memory.weight and memory.batch_weight are both 0, so there is no loss to train on: set one of them above 0"
-        )
+        raise InputError("memory.weight and memory.batch_weight are both 0: there is no loss to train on, set one above 0")
     if any(step < 0 for step in config.optim.decay_at):
         raise InputError(f"optim.decay_at must be iterations of at least 0, got {config.optim.decay_at}")
     if config.optim.warmup and config.optim.schedule == "plateau":
@@ -213,10 +214,8 @@ def check(config: Config) -> None:
             "set data.holdout=0.2, or log.evaluate_every=0"
         )
     if config.optim.schedule == "plateau" and not config.log.evaluate_every:
-        raise InputError(
-            "optim.schedule=plateau looks at R@1 on held-out training classes: set data.holdout=0.2 and "
-            "log.evaluate_every=1000, or optim.schedule=step"
-        )
+        advice = "set data.holdout=0.2 and log.evaluate_every=1000, or optim.schedule=step"
+        raise InputError(f"optim.schedule=plateau looks at R@1 on held-out training classes: {advice}")
 
 
 def flat(config: Any, prefix: str = "") -> dict[str, Any]:
@@ -274,7 +273,7 @@ def _convert(value: Any, hint: Any, path: str) -> Any:
             raise ValueError
         return value
     except (ValueError, TypeError, AttributeError, OverflowError):
-        wanted = WANTED.get(origin or hint, str(hint))
+        wanted = WANTED.get(hint) or WANTED.get(origin, str(hint))
         raise InputError(f"{path} must be {wanted}, not {value!r}") from None
 
 

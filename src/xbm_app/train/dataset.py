@@ -34,6 +34,7 @@ from xbm_app.data.store import Store, StoredSet, open_store, read_stored
 from xbm_app.data.stream_sampler import StreamSampler
 from xbm_app.data.tar_shards import Shards
 from xbm_app.data.transforms import Augmentation
+from xbm_app.data.user_transform import Transform
 from xbm_app.files import verify
 from xbm_app.models import EmbeddingModel
 from xbm_app.train.config import Config, Data
@@ -214,7 +215,8 @@ def typical_side(images: ImageSet) -> int:
     return int(np.median(sides)) if sides else sys.maxsize
 
 
-def augmentation_of(config: Config, model: EmbeddingModel) -> Augmentation:
+def augmentation_of(config: Config, model: EmbeddingModel, transform: Transform | None = None) -> Augmentation:
+    """How a config prepares images for its model; `transform` is the user's own, for training."""
     data = config.data
     if data.augmentation not in AUGMENTATIONS:
         raise unknown("data.augmentation", data.augmentation, AUGMENTATIONS)
@@ -230,6 +232,7 @@ def augmentation_of(config: Config, model: EmbeddingModel) -> Augmentation:
         channels=len(model.mean),
         interpolation=data.interpolation,
         strong=data.augmentation == "strong",
+        transform=transform,
     )
 
 
@@ -240,11 +243,14 @@ def feed_of(images: ImageSet, config: Config, augmentation: Augmentation, device
     if how == "auto":
         size = len(images) * augmentation.resize**2 * augmentation.channels
         fits = size < (torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else RESIDENT_BYTES)
-        if images.pixels is not None or (fits and device.type == "cuda"):
+        on_device = device.type != "cuda" or augmentation.transform is None  # the user's transform runs on the CPU
+        if on_device and (images.pixels is not None or (fits and device.type == "cuda")):
             how = "resident"
         else:
             how = "store" if store is not None else "decode"
     if how == "resident":
+        if augmentation.transform is not None and device.type == "cuda":
+            raise InputError("a transform of your own runs on the CPU: set data.feed=auto")
         return ResidentFeed(store or images, augmentation, config.seed, device)
     if how == "store":
         if store is None:
@@ -315,7 +321,8 @@ class TrainingData:
     def random_batches(self, parts: list[np.ndarray]) -> Iterator[Batch]:
         """Yields these images in augmented views that training never shows."""
         calls = (partial(self.feed.train, indices, -1 - k) for k, indices in enumerate(parts))
-        for indices, images in zip(parts, in_order(calls, self.feed.workers, ahead=self.feed.workers + 1)):
+        workers = self.feed.workers if self.feed.train_in_threads else 0
+        for indices, images in zip(parts, in_order(calls, workers, ahead=workers + 1)):
             ids = self.feed.ids(indices).to(self.device)
             yield images.to(self.device), self.feed.labels.to(self.device)[ids], ids
 

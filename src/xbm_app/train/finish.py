@@ -66,7 +66,7 @@ def describe(run: RunState) -> str:
     what = "the features of a frozen trunk, without augmentation, of " if run.config.model.freeze == "trunk" else ""
     where = str(run.device) if ranks.world == 1 else f"{run.device.type}, {ranks.world} processes"
     return (
-        f"{run.config.data.name}: training on {what}{len(train)} images of {train.num_classes} classes, testing on "
+        f"{run.dataset.name}: training on {what}{len(train)} images of {train.num_classes} classes, testing on "
         f"{len(query)} of {query.num_classes} classes; device {where}"
     )
 
@@ -110,7 +110,12 @@ def finish(run: RunState, console: Console) -> dict[str, Any]:
         "seed": run.config.seed,
         **cost,
         "notes": [list(note) for note in run.watcher.notes],
-        "data": {"name": run.dataset.name, "train_images": len(train), "train_classes": train.num_classes},
+        "data": {
+            "name": run.dataset.name,
+            "train_images": len(train),
+            "train_classes": train.num_classes,
+            "shared_classes": len({*map(str, train.class_names)} & {*map(str, first.query.class_names)}),
+        },
         "versions": {"python": platform.python_version(), "torch": torch.__version__, "device": device_name(device)},
         "finished": time.strftime("%Y-%m-%dT%H:%M:%S"),
     }

@@ -19,6 +19,7 @@ from xbm_app.data.images import ImageSet, Protocol, readable
 from xbm_app.data.own_data import whole_path
 from xbm_app.data.transforms import as_channels, centre_params, cut
 from xbm_app.files import read_checkpoint, reading
+from xbm_app.train import pretrained
 from xbm_app.train.config import Config, from_dict, override
 from xbm_app.train.dataset import augmentation_of, read_run
 from xbm_app.train.run_model import EMBED_BATCH, model_of
@@ -35,12 +36,15 @@ class Embedder:
         config: what the run was trained with.
         classes: names of the training classes.
         step: iterations trained.
+        result: the scores that were stored with a shared model; None for a checkpoint, whose run has them.
     """
 
     def __init__(self, checkpoint: Path, device: str = "auto") -> None:
         self.checkpoint, self.device = checkpoint, pick_device(device)
-        state = read_checkpoint(checkpoint, self.device)
+        shared = checkpoint.name == pretrained.WEIGHTS
+        state = pretrained.read(checkpoint.parent, self.device) if shared else read_checkpoint(checkpoint, self.device)
         with reading(checkpoint):
+            self.result: dict[str, Any] | None = dict(state["result"]) if shared else None
             self.config: Config = from_dict(state["config"])
             self.classes: list[str] = state["classes"]
             self.step = int(state["step"])
@@ -106,6 +110,22 @@ class Embedder:
         """(B, D): unit rows for images resized by `view`."""
         return self._checked(self.model(self.pixels(views).to(self.device)))
 
+    def save_pretrained(self, folder: str | Path, **options: Any) -> str | None:
+        """Writes weights, config and model card to a folder that `xbm.from_pretrained` and `xbm.load` read.
+
+        Args:
+            options: those of huggingface_hub: with `push_to_hub=True` and `repo_id` it also uploads the folder.
+        """
+        return pretrained.hub_model()(self).save_pretrained(folder, **options)
+
+    def push_to_hub(self, repo_id: str, **options: Any) -> str:
+        """Uploads weights, config and model card to the hub of Hugging Face, and returns the address.
+
+        Args:
+            options: those of huggingface_hub: `private`, `token`, `branch`, `commit_message`, ...
+        """
+        return pretrained.hub_model()(self).push_to_hub(repo_id, **options)
+
     def _checked(self, vectors: Tensor) -> Tensor:
         vectors = vectors.float().cpu()
         if not bool(vectors.isfinite().all()):
@@ -140,9 +160,9 @@ def load(run: str | Path, device: str = "auto") -> Embedder:
     """Loads a trained model.
 
     Args:
-        run: a run folder, or one of the checkpoints in it. Of a folder it is `best.pt`, the checkpoint with the best score on
-            held-out classes, if the run was trained with `log.evaluate_every`; otherwise `last.pt`. The scores that
-            `xbm train` prints are those of the same checkpoint.
+        run: a run folder, one of the checkpoints in it, or a folder that `save_pretrained` wrote. Of a run it is `best.pt`, the
+            checkpoint with the best score on held-out classes, if the run was trained with `log.evaluate_every`; otherwise
+            `last.pt`. The scores that `xbm train` prints are those of the same checkpoint.
         device: "auto", "cpu", "cuda", ...
     """
     folder = Path(run)
@@ -151,6 +171,8 @@ def load(run: str | Path, device: str = "auto") -> Embedder:
     for name in ("best.pt", "last.pt"):
         if (folder / "checkpoints" / name).exists():
             return Embedder(folder / "checkpoints" / name, device)
+    if (folder / pretrained.WEIGHTS).exists():
+        return Embedder(folder / pretrained.WEIGHTS, device)
     raise InputError(f"{folder} holds no checkpoint: pass a run folder created by `xbm train`")
 
 

@@ -31,15 +31,17 @@ from xbm_app.train.config import Config, check
 from xbm_app.train.cuda_graphs import RecordedStep, Replayed, why_not
 from xbm_app.train.dataset import Batch, begin_run, read_run
 from xbm_app.train.finish import describe, finish, score
+from xbm_app.train.hooks import NO_HOOKS, Hooks
 from xbm_app.train.label_errors import ignore_label_errors, is_ignored
 from xbm_app.train.metrics import Metrics, cosine_and_rank, one_line
 from xbm_app.train.optimization import changes_rate, update_weights
 from xbm_app.train.state import COUNTS, SUMS, RunState
 
 
-def train(config: Config, folder: Path, resume: bool = False, quiet: bool = False) -> dict[str, Any]:
+def train(config: Config, folder: Path, resume: bool = False, quiet: bool = False, hooks: Hooks = NO_HOOKS) -> dict[str, Any]:
     """Trains as `config` says, writes everything under `folder`, and returns the final figures."""
     check(config)
+    hooks.check(config)
     ranks = the_ranks()
     if resume and not (folder / "config.yaml").exists():
         raise InputError(f"{folder} holds no run: pass the folder that `xbm train` printed")
@@ -47,7 +49,7 @@ def train(config: Config, folder: Path, resume: bool = False, quiet: bool = Fals
         if not resume and (folder / "config.yaml").exists():
             raise InputError(f"{folder} already holds a run: continue it with --resume {folder}, or use another --out")
         dataset = read_run(config, folder) if resume else begin_run(config, folder, ranks)
-        run = RunState(config, dataset, folder)
+        run = RunState(config, dataset, folder, hooks)
         start = run.restore() if resume and run.last.exists() else 0
         ranks.wait()  # from here on rank 0 writes
         with (
@@ -56,7 +58,9 @@ def train(config: Config, folder: Path, resume: bool = False, quiet: bool = Fals
         ):
             console.say(describe(run))
             run_loop(run, start, metrics, console)
-            return finish(run, console)
+            result = finish(run, console)
+            metrics.finish(config.optim.iterations, result["protocols"][result["protocol"]])
+            return result
 
 
 def run_loop(run: RunState, start: int, metrics: Metrics, console: Console) -> None:
@@ -84,12 +88,16 @@ def run_loop(run: RunState, start: int, metrics: Metrics, console: Console) -> N
                 with nullcontext() if run.average is None else run.average.in_model():
                     (scores,) = score(run, run.dataset.protocols[:1])[0].values()
                 row |= {name: scores[name] for name in ("recall@1", "map@r")}
+                if run.ranks.first and run.hooks.on_evaluate is not None:
+                    run.hooks.on_evaluate(done, scores)
                 if config.optim.schedule == "plateau":
                     run.plateau.step(row["recall@1"])
                 if row["map@r"] > run.best:
                     run.best = row["map@r"]
                     run.save(done, run.chosen)
             metrics.write(row, console.speed)
+            if run.ranks.first and run.hooks.on_log is not None:
+                run.hooks.on_log({name: value for name, value in row.items() if not math.isnan(value)})
             for warning in run.watcher.check(row):
                 console.say(f"warning: {warning}")
             console.text = one_line(row)

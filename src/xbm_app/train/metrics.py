@@ -1,21 +1,20 @@
-"""The metrics of a run: a CSV that resumes exactly, TensorBoard, Weights & Biases; and warnings about what they show."""
+"""The metrics of a run: a CSV that resumes exactly, and trackers; and warnings about what they show."""
 
 import csv
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from xbm.errors import InputError
 from xbm_app.files import reading, record_checksum, replacing, verify
-from xbm_app.train.config import Config, save, to_dict
+from xbm_app.train.config import Config, save
+from xbm_app.train.trackers import open_trackers
 
 COLUMNS = (
     "step", "loss", "batch_loss", "memory_loss", "lr", "valid_negatives_batch", "valid_negatives_memory",
@@ -29,7 +28,7 @@ LARGE_DRIFT = 1.0  # squared distance: an image is then no nearer to its old row
 
 
 class Metrics:
-    """Writes rows to `metrics.csv` and TensorBoard. Opening at `step` removes what a killed run wrote from there on."""
+    """Writes rows to `metrics.csv` and the trackers. Opening at `step` removes what a killed run wrote from there on."""
 
     def __init__(self, folder: Path, step: int, config: Config, writes: bool = True) -> None:
         self.writes = writes  # only one of several processes does
@@ -44,16 +43,7 @@ class Metrics:
             writer.writerows([_text(row[name]) for name in COLUMNS] for row in rows)
         self._file = self.path.open("a", newline="")
         self._csv = csv.writer(self._file)
-        from torch.utils.tensorboard import SummaryWriter
-
-        self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=step)
-        self._wandb: Any = None
-        if config.log.wandb:
-            try:
-                import wandb
-            except ModuleNotFoundError:
-                raise InputError("log.wandb needs the wandb package: pip install wandb, or set log.wandb=false") from None
-            self._wandb = wandb.init(project="xbm", dir=str(folder), config=to_dict(config), resume="allow", id=folder.name)
+        self._trackers = open_trackers(config, folder, step)
 
     def write(self, row: dict[str, float], speed: float = math.nan) -> None:
         if not self.writes:
@@ -61,13 +51,17 @@ class Metrics:
         self._csv.writerow([_text(row.get(name, math.nan)) for name in COLUMNS])
         self._file.flush()
         step = int(row["step"])
-        known = {name: value for name, value in row.items() if name != "step" and not math.isnan(value)}
-        for name, value in known.items():
-            self._board.add_scalar(name, value, step)
-        if not math.isnan(speed):
-            self._board.add_scalar("iterations_per_second", speed, step)
-        if self._wandb is not None:
-            self._wandb.log(known, step=step)
+        self._track({**row, "iterations_per_second": speed}, step)
+
+    def finish(self, step: int, scores: Mapping[str, float]) -> None:
+        """Sends the final scores to the trackers, as `test/recall@1` and so on."""
+        if self.writes:
+            self._track({f"test/{name}": value for name, value in scores.items()}, step)
+
+    def _track(self, values: Mapping[str, float], step: int) -> None:
+        known = {name: value for name, value in values.items() if name != "step" and not math.isnan(value)}
+        for tracker in self._trackers:
+            tracker.log(known, step)
 
     def record(self) -> None:
         """Enters the rows so far in the checksums of the run folder."""
@@ -86,9 +80,8 @@ class Metrics:
             if kind is None:
                 self.record()
             self._file.close()
-            self._board.close()
-        if self._wandb is not None:
-            self._wandb.finish()
+            for tracker in self._trackers:
+                tracker.close(failed=kind is not None)
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:
@@ -110,6 +103,13 @@ def _text(value: float) -> str:
     if isinstance(value, float) and math.isnan(value):
         return ""
     return str(int(value)) if float(value).is_integer() else repr(float(value))
+
+
+def metric_title(name: str) -> str:
+    """A metric as tables write it: "recall@1" is "R@1", "map@r" is "MAP@R"."""
+    if name in ("r_precision", "map"):
+        return {"r_precision": "R-precision", "map": "mAP"}[name]
+    return f"R@{name.removeprefix('recall@')}" if name.startswith("recall@") else name.upper()
 
 
 def one_line(row: dict[str, float]) -> str:

@@ -162,6 +162,20 @@ def small_image_settings(config: Config, side: int) -> dict[str, int]:
     return {"data.crop": crop, "data.resize": resize_for(crop)} if crop < config.data.crop else {}
 
 
+def few_classes_settings(config: Config, classes: int) -> dict[str, int]:
+    """A smaller batch for training sets with fewer classes than a batch has; {} if the config suits them.
+
+    Example:
+        >>> few_classes_settings(preset("own"), classes=10)
+        {'batch.size': 40}
+    """
+    batch = config.batch
+    kept = classes - round(config.data.holdout * classes)
+    if batch.sampler == "shuffle" or kept < 2 or kept * batch.per_class >= batch.size:
+        return {}
+    return {"batch.size": kept * batch.per_class}
+
+
 def preset(
     name: str, loss: str | None = None, trunk: str | None = None, recipe: str | None = None, weights: str | None = None
 ) -> Config:

@@ -4,7 +4,8 @@ from typing import Any
 
 WANTED = {
     bool: "true or false", int: "a whole number", float: "a number", str: "text",
-    tuple: "whole numbers separated by commas", dict: "names and numbers, such as {margin: 0.5}",
+    tuple: "whole numbers separated by commas", tuple[str, ...]: "names separated by commas",
+    dict: "names and numbers, such as {margin: 0.5}",
 }  # fmt: skip
 
 

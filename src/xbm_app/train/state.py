@@ -23,6 +23,7 @@ from xbm_app.train.config import Config, Memory, flat, from_dict, to_dict
 from xbm_app.train.cuda_graphs import Replayed
 from xbm_app.train.dataset import TrainingData, augmentation_of, feed_of, fingerprint
 from xbm_app.train.feature_drift import Drift
+from xbm_app.train.hooks import NO_HOOKS, Hooks
 from xbm_app.train.losses import UncountedLoss, losses_of
 from xbm_app.train.metrics import watcher_of
 from xbm_app.train.optimization import AveragedWeights, optimizer_of, precision_of, prepare, rate_factor, set_rates
@@ -41,6 +42,7 @@ CHECK_STEPS, CHECK_PAIRS = 10, 1_000_000  # between two checks of the labels: st
 # settings that may differ between a run and its resumption
 MAY_CHANGE = {
     "device", "data.root", "data.store", "data.feed", "data.features", "optim.iterations", "log.checkpoint_every", "log.wandb",
+    "log.trackers", "log.project",
 }  # fmt: skip
 
 
@@ -58,8 +60,8 @@ class RunState:
         best: the best MAP@R on held-out classes so far; -1 before the first.
     """
 
-    def __init__(self, config: Config, dataset: Dataset, folder: Path) -> None:
-        self.config, self.dataset, self.folder = config, dataset, folder
+    def __init__(self, config: Config, dataset: Dataset, folder: Path, hooks: Hooks = NO_HOOKS) -> None:
+        self.config, self.dataset, self.folder, self.hooks = config, dataset, folder, hooks
         self.ranks = ranks = the_ranks()
         self.test_feeds: dict[int, Feed] = {}  # by the `id` of the set that is scored
         self.device = device = pick_device(config.device)
@@ -81,7 +83,7 @@ class RunState:
         self.label_memory = memory if skip and isinstance(memory, CrossBatchMemory) else None
         self.label_check_every = 0 if self.label_memory is None else _label_check_every(config, dataset)
         self.keys = MomentumEncoder(self.model, config.memory.keys) if memory is not None and config.memory.keys else None
-        self.augmentation = augmentation_of(config, self.model)
+        self.augmentation = augmentation_of(config, self.model, hooks.transform)
         self.data = TrainingData(config, self.feed_of(dataset.train), dataset.train, device, ranks)
         prepare_trunk(self.model, config)
 

@@ -336,7 +336,10 @@ def chosen(monkeypatch, tmp_path):
 
 
 def test_small_images_are_not_blown_up(chosen, tmp_path):
-    icons, photos = draw_photos(tmp_path / "icons", side=64), draw_photos(tmp_path / "photos", classes=4, each=2, side=300)
+    icons, photos = (
+        draw_photos(tmp_path / "icons", classes=32, each=1, side=64),
+        draw_photos(tmp_path / "photos", classes=32, each=1, side=120),
+    )
     for trunk, crop in (("small", 64), ("resnet50", 128), ("timm/vit_tiny_patch16_224", 128)):
         config, said = chosen("--data", icons, "--trunk", trunk)
         assert (config.data.crop, config.data.resize) == (crop, round(crop * 8 / 7))

@@ -1,5 +1,6 @@
 import base64
 import io
+import re
 
 import numpy as np
 import pytest
@@ -103,3 +104,41 @@ def test_only_queries_that_both_sides_answered_stand_side_by_side():
     groups = group_runs([made("a", False, 0.5, ["one", "both"]), made("b", True, 0.7, ["both", "other"])])
     shown = retrieval(groups, compare(groups), ENCODE)
     assert "query both" in shown and "query one" not in shown and "query other" not in shown
+
+
+def answered(group, memory, recall, right, seed=0):
+    """A run that gets the queries right that are marked so; it shows all of them."""
+    queries = [Query(f"{k}!", GREY, [Match(GREY, 0.5, ok)]) for k, ok in enumerate(right)]
+    return RunView(
+        group, group, "MS", memory, seed, recall={"recall@1": recall}, queries=queries, chosen="By lot.", right=np.array(right)
+    )
+
+
+def test_queries_that_one_side_alone_gets_right_come_first_in_the_proportion_of_all():
+    base = answered("b", False, 0.5, [False, False, True, True, False, False, False])
+    memory = answered("m", True, 0.6, [False, True, False, True, True, True, True])
+    groups = group_runs([base, memory])
+    shown = retrieval(groups, compare(groups), ENCODE)
+    assert "By lot. Over all 7 queries, the nearest image has the right class only with memory for 4, and only" in shown
+    assert "without for 1; such queries come first" in shown and "does not show" not in shown
+    order = [int(key) for key in re.findall(r"query (\d)!", shown)]
+    assert order == [1, 4, 2, 5, 6, 0, 3]
+
+
+def test_a_gallery_that_contradicts_the_headline_says_so():
+    """Of three seeds one, whose pictures are shown, is worse with memory."""
+    runs = [answered("b", False, 0.5 + 0.01 * seed, [False, True], seed) for seed in range(3)]
+    runs += [answered("m", True, recall, [False, False], seed) for seed, recall in enumerate((0.49, 0.8, 0.9))]
+    groups = group_runs(runs)
+    shown = retrieval(groups, compare(groups), ENCODE)
+    assert "only with memory for 0" in shown and "does not show the difference that the page starts with" in shown
+
+
+def test_several_galleries_show_fewer_rows_each():
+    runs = [
+        RunView(f"{loss}{memory}", f"{loss}{memory}", loss, memory, 0, recall={"recall@1": 0.5}, queries=queries)
+        for loss in ("MS", "triplet") for memory in (False, True)
+        for queries in [[Query(f"{k}!", GREY, [Match(GREY, 0.5, True)]) for k in range(5)]]
+    ]  # fmt: skip
+    one, two = (retrieval(groups := group_runs(some), compare(groups), ENCODE) for some in (runs[:2], runs))
+    assert re.findall(r"(\d) more queries", one) == ["1"] and re.findall(r"(\d) more queries", two) == ["3", "3"]

@@ -53,7 +53,7 @@ def test_nothing_overflows_breaks_or_complains(visit, tmp_path_factory, name, wi
     page, wrong = visit(name, width, scheme)
     page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "the page scrolls sideways"
-    sticking_out = """[...document.querySelectorAll('main *')].filter(e => !e.closest('.scroll, nav, pre, svg')
+    sticking_out = """[...document.querySelectorAll('main *')].filter(e => !e.closest('.scroll, .panels, .strip, nav, pre, svg')
         && e.getBoundingClientRect().right > innerWidth + 0.5).map(e => e.outerHTML.slice(0, 80))"""
     assert page.evaluate(sticking_out) == []
     assert wrong == []
@@ -78,6 +78,28 @@ def test_words_in_charts_can_be_read_on_a_phone(visit):
     page, _ = visit("comparison", width=390)
     heights = page.evaluate("[...document.querySelectorAll('.panel svg text')].map(t => t.getBoundingClientRect().height)")
     assert len(heights) > 20 and min(heights) >= 10
+
+
+def test_on_a_phone_the_charts_of_a_figure_stand_side_by_side(visit):
+    """One below the other, those of this page were 6,000 pixels of its 19,000."""
+    page, _ = visit("comparison", width=390)
+    height = "[...document.querySelectorAll('figure .panels')].map(e => e.offsetHeight)"
+    assert sum(page.evaluate(height)) < 2_200 and page.evaluate("document.documentElement.scrollHeight") < 12_500
+    figures = page.evaluate(
+        "[...document.querySelectorAll('figure')].filter(e => e.querySelectorAll('.panel').length > 1).length"
+    )
+    reached = """[...document.querySelectorAll('figure .panels')].filter(e => {
+        e.scrollLeft = 1e6; return e.lastElementChild.getBoundingClientRect().right <= innerWidth + 1 }).length"""
+    assert figures > 0 and page.evaluate(reached) == page.evaluate("document.querySelectorAll('figure').length")
+    page, _ = visit("single", width=390)
+    assert page.evaluate("document.documentElement.scrollHeight") < 8_000
+
+
+def test_of_the_best_row_only_the_scores_are_bold(visit):
+    page, _ = visit("comparison")
+    weights = "[...document.querySelectorAll('#results .best')].map(r => [r.cells[2], r.cells[r.cells.length - 1].firstChild])"
+    for score, time in page.evaluate(f"{weights}.map(p => p.map(e => +getComputedStyle(e).fontWeight))"):
+        assert score > 600 and time == 400
 
 
 def test_the_legend_follows_the_pointer_and_comes_back_to_rest(visit):

@@ -50,6 +50,7 @@ def views(monkeypatch, folders):
 
         monkeypatch.setattr(module, "write_report", write)
         report_runs([home / name for name in names], home / "page.html", groups)
+        make.title = shown["title"]
         return shown["views"]
 
     return make
@@ -62,6 +63,7 @@ def pixels(picture):
 def test_figures_and_settings_of_a_run(views, folders):
     (view,) = views("first")
     result = read_result(folders / "first")
+    assert view.data == "photos, test classes never seen in training"
     assert view.name == "first" and view.seed == 0 and view.memory and view.loss == "contrastive" and view.reduction == "sum"
     assert view.recall == {
         name: v for name, v in result.items() if name.startswith("recall@") or name in ("map@r", "r_precision")
@@ -71,6 +73,24 @@ def test_figures_and_settings_of_a_run(views, folders):
     assert view.config["trunk"] == "small, 12-d" and view.config["memory"] == "memory R_M 1, queue"
     assert view.command == "xbm train --config first/config.yaml" and view.versions["torch"] == torch.__version__
     assert views("base")[0].config["memory"] == "no memory" and not views("base")[0].memory
+
+
+def test_the_page_is_titled_with_the_name_of_the_data(views):
+    for names, title in (
+        (["first"], "photos: one run"), (["first", "second"], "photos: 2 runs"),
+        (["base", "first"], "What the memory does: photos"),
+    ):  # fmt: skip
+        views(*names)
+        assert views.title == title
+
+
+def test_classes_that_also_occur_in_training_are_not_called_unseen(views, folders, tmp_path):
+    shutil.copytree(folders / "first", tmp_path / "first")
+    result = read_result(folders / "first")
+    result["data"]["shared_classes"] = 4
+    write_bytes(tmp_path / "first" / "result.json", json.dumps(result).encode(), checksum=True)
+    (view,) = views("first", home=tmp_path)
+    assert view.data == "photos, test images, 4 of whose classes also occur in training"
 
 
 def test_the_trace_is_the_metrics(views, folders):
@@ -142,6 +162,16 @@ def test_queries_are_those_that_some_run_gets_wrong(views):
         assert one.key == other.key and not (one.results[0].correct and other.results[0].correct)
 
 
+def test_the_queries_of_a_single_run_are_right_as_often_as_all_of_them(views, folders):
+    (view,) = views("first")
+    recall = read_result(folders / "first")["recall@1"]
+    firsts = [query.results[0].correct for query in view.queries]
+    assert len(firsts) == 20 and abs(sum(firsts) - 20 * recall) <= 0.5 and view.right.mean() == pytest.approx(recall)
+    for shown in range(1, 20):  # also of the rows that are visible first
+        assert abs(sum(firsts[:shown]) - shown * recall) <= 0.5 + 1e-9
+    assert f"for {sum(firsts)} of these 20, and for {100 * recall:.1f} % of all 36." in view.chosen
+
+
 def test_runs_on_different_data_are_compared_without_pictures(views, folders, tmp_path):
     """The same queries cannot be shown for both."""
     home = tmp_path / "both"
@@ -187,7 +217,7 @@ def test_held_out_scores_are_on_the_trace(views, tmp_path):
     train(config, tmp_path / "run", quiet=True)
     (view,) = views("run", home=tmp_path)
     assert [step for step, _ in view.trace.evaluations] == [4, 9]
-    assert view.data == "own, held-out classes never seen in training" and len(view.queries) <= 12
+    assert view.data == "photos, held-out classes never seen in training" and len(view.queries) <= 12
 
 
 def test_a_run_that_is_not_finished_is_told(tmp_path):
@@ -201,7 +231,7 @@ def test_the_whole_page(folders, tmp_path):
     page = report_runs([folders / name for name in ("base", "first", "second")], tmp_path / "page.html")
     text = page.read_text()
     figure = json.loads((folders / "first" / "result.json").read_text())["recall@1"]
-    assert "What the memory does: own" in text and text.count("data:image") > 40 and "<script" in text
+    assert "What the memory does: photos" in text and text.count("data:image") > 40 and "<script" in text
     assert figure is not None and to_dict(tiny_config(folders / "photos"))["model"]["trunk"] in text
 
 

@@ -1,12 +1,10 @@
 import math
-import sys
 
 import pytest
 import torch
 from torch.nn.functional import normalize
 
-from xbm.errors import InputError
-from xbm_app.train.config import Config, override
+from xbm_app.train.config import Config
 from xbm_app.train.metrics import COLUMNS, Metrics, RunWatcher, cosine_and_rank, read_metrics
 
 ROW = {"step": 4.0, "loss": 0.1 + 0.2, "lr": 1e-5, "valid_negatives_batch": 31.0, "memory_loss": math.nan, "drift_10": 1 / 3}
@@ -68,12 +66,6 @@ def test_tensorboard_gets_the_same_numbers(tmp_path):
     assert [each.value for each in events.Scalars("loss")] == pytest.approx([1 / 7, 1 / 12])
     assert events.Scalars("iterations_per_second")[0].value == 12.5
     assert "memory_loss" not in events.Tags()["scalars"]
-
-
-def test_weights_and_biases_is_only_needed_when_asked_for(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "wandb", None)  # as if it were not installed
-    with pytest.raises(InputError, match="pip install wandb"):
-        Metrics(tmp_path, 0, override(Config(), {"log.wandb": True}))
 
 
 def test_the_first_error_is_the_one_that_is_told(tmp_path):

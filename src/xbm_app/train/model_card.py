@@ -1,22 +1,33 @@
 """The model card: data, recipe, recall, limits, and the license of the initial weights."""
 
 import html
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from xbm_app.data.transforms import Augmentation
 from xbm_app.files import read_json, reading
 from xbm_app.progress import printable
-from xbm_app.report.statistics import metric_title
 from xbm_app.train.config import Config, flat
-from xbm_app.train.load import Embedder
 from xbm_app.train.losses import is_theirs
+from xbm_app.train.metrics import metric_title
+
+if TYPE_CHECKING:
+    from xbm_app.train.load import Embedder
 
 RECIPE = (
     "preset", "recipe", "model.trunk", "model.dim", "model.pooling", "model.weights", "loss.name", "loss.reduction",
     "memory.reduction", "memory.ratio", "memory.update", "memory.start", "batch.size", "batch.per_class", "optim.lr",
-    "optim.iterations", "data.augmentation", "seed",
+    "optim.iterations", "data.augmentation", "data.transform", "seed",
 )  # fmt: skip
+METADATA = """library_name: xbm
+pipeline_tag: image-feature-extraction
+tags:
+- image-retrieval
+- metric-learning
+- model_hub_mixin
+"""
 IMAGENET = "ImageNet's images are for non-commercial research; judge for yourself whether that extends to trained weights."
 TORCHVISION = f"ImageNet weights of torchvision, which is under the BSD 3-Clause license. {IMAGENET}"
 LITE = (
@@ -50,42 +61,61 @@ def _timm_licence(name: str) -> str | None:
     return getattr(timm.get_pretrained_cfg(name), "license", None)
 
 
-def write_card(embedder: Embedder, run: Path, parity: str, bytes_of: dict[str, int]) -> str:
-    """The card as Markdown.
+def write_card(embedder: "Embedder", run: Path, parity: str, bytes_of: Mapping[str, int]) -> str:
+    """The card of an exported model as Markdown.
 
     Args:
         parity: how close the exported files are to the run, as a sentence.
         bytes_of: sizes of the files by name.
     """
-    with reading(run):
-        return _card(embedder, run, parity, bytes_of)
-
-
-def _card(embedder: Embedder, run: Path, parity: str, bytes_of: dict[str, int]) -> str:
-    config, augmentation = embedder.config, embedder.augmentation
-    result = _result(run)
-    shape = f"(batch, {augmentation.channels}, {augmentation.crop}, {augmentation.crop})"
-    colour = "red, green, blue" if augmentation.channels == 3 else "grayscale"
+    how = embedder.augmentation
     sizes = ", ".join(f"`{name}` ({size / 1e6:.1f} MB)" for name, size in bytes_of.items())
-    resized = "resized to a square" if augmentation.mode == "square" else "the shorter side resized"
-    return f"""# Model card: {_plain(run.resolve().name)}
-
-An embedding model for image retrieval, trained with xbm {version("xbm")}. Images of one class are close together on the unit
-sphere; their similarity is the dot product.
-
-## Files
+    files = f"""## Files
 
 {sizes}.
 
-- Input `pixels`: {shape} uint8, {colour}, any batch size. Images are resized to {augmentation.resize} ({resized},
-  {augmentation.interpolation}) and center-cropped to {augmentation.crop} × {augmentation.crop}.
+- Input `pixels`: (batch, {how.channels}, {how.crop}, {how.crop}) uint8, {_color(how)}, any batch size. {_resizing(how)}
 - Output `embedding`: (batch, {embedder.dim}) float32 of unit length. The model normalizes pixels and embeddings itself.
 
 `embed.py` does all of this and needs only numpy, pillow and onnxruntime:
 
     python embed.py photo.jpg
 
-{parity}
+{parity}"""
+    with reading(run):
+        return _card(run.resolve().name, embedder, result_of(run), files)
+
+
+def write_shared_card(embedder: "Embedder", result: Mapping[str, Any]) -> str:
+    """The card of a model that is shared as it is, with the metadata that the hub of Hugging Face reads.
+
+    Args:
+        result: what the run's `result.json` says; {} if it was not finished.
+    """
+    how = embedder.augmentation
+    use = f"""## How to use it
+
+```python
+import xbm  # pip install 'xbm[train]'
+
+model = xbm.from_pretrained("NAME")  # this folder, or its name on the hub
+vectors = model.embed(["photo.jpg"])  # (1, {embedder.dim}) unit rows
+```
+
+`xbm index`, `xbm search` and `xbm export` take the folder as they take a run. {_resizing(how)} The model sees {_color(how)}."""
+    name = result.get("data", {}).get("name", embedder.config.data.name)
+    card = _card(f"{name}, {embedder.config.model.trunk}", embedder, result, use)
+    return f"---\n{METADATA}---\n\n{card}"
+
+
+def _card(name: str, embedder: "Embedder", result: Mapping[str, Any], use: str) -> str:
+    config = embedder.config
+    return f"""# Model card: {_plain(name)}
+
+An embedding model for image retrieval, trained with xbm {version("xbm")}. Images of one class are close together on the unit
+sphere; their similarity is the dot product.
+
+{use}
 
 ## Data
 
@@ -110,12 +140,24 @@ model reproduces the notion of similarity in its training labels, including thei
 """
 
 
+def _color(how: Augmentation) -> str:
+    return "red, green, blue" if how.channels == 3 else "grayscale"
+
+
+def _resizing(how: Augmentation) -> str:
+    resized = "resized to a square" if how.mode == "square" else "the shorter side resized"
+    return (
+        f"Images are resized to {how.resize} ({resized},\n  {how.interpolation}) and center-cropped to {how.crop} × {how.crop}."
+    )
+
+
 def _plain(text: object) -> str:
     """A name from outside as Markdown that shows it as it is, instead of as HTML, a link or a column."""
     return html.escape(printable(str(text)), quote=False).replace("|", "\\|").replace("[", "\\[")
 
 
-def _result(run: Path) -> dict[str, Any]:
+def result_of(run: Path) -> dict[str, Any]:
+    """The figures of a run, given its folder or one of its checkpoints; {} if it is not finished."""
     folder = run if run.is_dir() else run.parent.parent
     try:
         return read_json(folder / "result.json")
@@ -123,7 +165,7 @@ def _result(run: Path) -> dict[str, Any]:
         return {}
 
 
-def _data(config: Config, result: dict[str, Any]) -> str:
+def _data(config: Config, result: Mapping[str, Any]) -> str:
     data = result.get("data", {})
     name = _plain(data.get("name", config.data.name))
     size = ""
@@ -133,7 +175,7 @@ def _data(config: Config, result: dict[str, Any]) -> str:
     return f"{name}{size}. The test classes do not occur in training, unless the data's own split shares classes.{held}"
 
 
-def _recall(result: dict[str, Any], step: int) -> str:
+def _recall(result: Mapping[str, Any], step: int) -> str:
     if not result:
         return "Not measured: the run was not finished when it was exported."
     names = [name for name in result if name.startswith("recall@") and not name.endswith("_std")] + ["map@r"]
@@ -152,6 +194,7 @@ def _recall(result: dict[str, Any], step: int) -> str:
 def _recipe(config: Config, step: int) -> str:
     hidden = [] if config.memory.ratio else ["memory.update", "memory.start"]
     hidden += ["loss.reduction", "memory.reduction"] if is_theirs(config.loss.name) else []
+    hidden += [] if config.data.transform else ["data.transform"]
     values = flat(config)
     rows = "\n".join(f"| {name} | {_plain(values[name])} |" for name in RECIPE if name not in hidden)
     return f"Checkpoint of iteration {step:,}.\n\n| setting | value |\n|---|---|\n{rows}"
