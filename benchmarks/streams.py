@@ -25,18 +25,19 @@ import torch
 from PIL import Image
 
 from benchmarks.measure import machine, medians
+from xbm_app.data.encoded import EncodedSet
 from xbm_app.data.feeds import Batches, DecodeFeed, Feed, StoreFeed
 from xbm_app.data.glyphs import read_glyphs
-from xbm_app.data.images import parts
+from xbm_app.data.images import Dataset, parts
 from xbm_app.data.samplers import PKSampler
-from xbm_app.data.store import open_store
+from xbm_app.data.store import Store, open_store
 from xbm_app.data.store_writer import prepare
 from xbm_app.data.stream_sampler import StreamSampler
 from xbm_app.data.tar_shards import read_shards
 from xbm_app.data.transforms import Augmentation
 
 IMAGES, CLASSES, SIDE, PER_SHARD, TESTED = 200_000, 20_000, 32, 10_000, 2_000
-P, K, BUFFER, STEPS = 16, 4, 16_384, 150
+P, K, STEPS = 16, 4, 150
 SETTINGS = [
     "--trunk", "small", "--set", f"data.resize={SIDE}", "--set", f"data.crop={SIDE}", "--set", "data.augmentation=shift",
     "--set", "device=cpu", "--set", "memory.start=20", "--set", "log.every=50", "--set", "memory.ratio=0.1",
@@ -84,24 +85,29 @@ def read(feed: Feed, sampler: PKSampler | StreamSampler, first: int) -> None:
         pass
 
 
-def speeds(root: Path, kind: str, images: int, classes: int, rounds: int) -> dict[str, float]:
-    """Images per second of a stream and of the store of the same images."""
+def data_of(root: Path, kind: str, images: int) -> tuple[Dataset, Store]:
+    """The shards and their store, from an earlier call if they are there."""
     start = time.perf_counter()
-    write_shards(root / kind, kind, images, classes)
-    written, start = time.perf_counter() - start, time.perf_counter()
+    if not (root / kind).exists():
+        write_shards(root / kind, kind, images, images // 10)
+        print(f"{kind}: {images:,} images written in {time.perf_counter() - start:.0f} s")
+    start = time.perf_counter()
     dataset = read_shards(root / kind)
+    print(f"{kind}: headers or their index read in {time.perf_counter() - start:.1f} s")
+    sets = {"train": dataset.train, "test": dataset.protocols[0].query}
+    stores = {part: prepare(each, root / f"{kind}-store" / part, SIDE, quiet=True) for part, each in sets.items()}
+    return dataset, open_store(stores["train"], dataset.train)
+
+
+def speeds(dataset: Dataset, store: Store, rounds: int) -> dict[str, float]:
+    """Images per second of a stream and of the store of the same images."""
     train = dataset.train
-    scanned, start = time.perf_counter() - start, time.perf_counter()
-    read_shards(root / kind)
-    indexed = time.perf_counter() - start
-    print(f"{kind}: written in {written:.0f} s; headers read in {scanned:.1f} s, again from the index in {indexed:.1f} s")
-    store = open_store(prepare(train, root / "store" / "train", SIDE, quiet=True), train)
-    prepare(dataset.protocols[0].query, root / "store" / "test", SIDE, quiet=True)
+    assert isinstance(train, EncodedSet)
     how = Augmentation("shift", resize=SIDE, crop=SIDE, flip=False, padding=2)
     feeds = {"store": StoreFeed(store, how), "stream": DecodeFeed(train, how)}
     samplers = {
         "store": PKSampler(train.labels, P, K, seed=0),
-        "stream": StreamSampler(train.labels, train.shards(), P, K, seed=0, buffer=BUFFER),
+        "stream": StreamSampler(train.labels, train.shards(), P, K, seed=0),
     }
     place = {"step": 0}
 
@@ -149,19 +155,19 @@ def same_state(one: object, other: object) -> bool:
     return one == other or (one != one and other != other)
 
 
-def training(root: Path, kind: str, iterations: int) -> None:
+def training(root: Path, runs: Path, kind: str, iterations: int) -> None:
     """Trains on the stream, once in one go and once killed and resumed, and on the store."""
     settings = [*SETTINGS, "--set", f"optim.iterations={iterations}", "--set", f"log.checkpoint_every={iterations // 3}"]
     data = ["--data", root / kind, "--quiet"]
-    peak = trained(command(*data, *settings, "--out", root / "whole"))
-    ended = root / "ended"
+    peak = trained(command(*data, *settings, "--out", runs / "whole"))
+    ended = runs / "ended"
     trained(command(*data, *settings, "--out", ended), kill_when=ended / "checkpoints" / "last.pt")
     peak = max(peak, trained(command("--resume", ended, "--quiet")))
-    trained(command(*data, *settings, "--set", "batch.sampler=pk", "--set", "data.feed=store", "--store", root / "store",
-                    "--out", root / "stored"))  # fmt: skip
-    states = [torch.load(root / run / "checkpoints" / "last.pt", weights_only=True) for run in ("whole", "ended")]
-    rows = [(root / run / "metrics.csv").read_bytes() for run in ("whole", "ended")]
-    results = {run: json.loads((root / run / "result.json").read_text()) for run in ("whole", "ended", "stored")}
+    exactly = ["--set", "batch.sampler=pk", "--set", "data.feed=store", "--store", root / f"{kind}-store"]
+    trained(command(*data, *settings, *exactly, "--out", runs / "stored"))
+    states = [torch.load(runs / run / "checkpoints" / "last.pt", weights_only=True) for run in ("whole", "ended")]
+    rows = [(runs / run / "metrics.csv").read_bytes() for run in ("whole", "ended")]
+    results = {run: json.loads((runs / run / "result.json").read_text()) for run in ("whole", "ended", "stored")}
     speed = {run: P * K / results[run]["seconds_per_iteration"] for run in ("whole", "stored")}
     print(f"training: {speed['whole']:.0f} images a second from the stream, {speed['stored']:.0f} from the store")
     print(f"          resident memory at most {peak / 1e9:.2f} GB; {iterations} iterations, a memory of a tenth of the images")
@@ -192,7 +198,7 @@ def samplers() -> None:
     print(f"{IMAGES:,} images of {CLASSES:,} classes, batches of {P} × {K}, one epoch")
     print(f"{'order':10}{'buffer':>10}{'repeated':>10}{'shown':>10}")
     for order, labels in orders.items():
-        for buffer in (2_048, 16_384, 65_536):
+        for buffer in (2_048, 16_384, 65_536, CLASSES * K + 16 * P * K):
             sampler = StreamSampler(labels, shards, P, K, 0, buffer)
             start = time.perf_counter()
             repeated, shown = coverage(labels, shards, sampler, steps)
@@ -219,7 +225,7 @@ def glyph_shards(root: Path, order: str) -> Path:
     return root
 
 
-def accuracy(seeds: int, iterations: int) -> None:
+def accuracy(seeds: Sequence[int], iterations: int) -> None:
     """R@1 on the glyphs with the exact sampler, and with streams of several buffers and orders."""
     settings = ["--set", f"optim.iterations={iterations}", "--set", f"optim.decay_at={iterations * 8 // 10}"]
     settings += [word for name, value in GLYPHS.items() for word in ("--set", f"{name}={value}")]
@@ -227,8 +233,8 @@ def accuracy(seeds: int, iterations: int) -> None:
         root, recalls = Path(folder), dict[str, list[float]]()
         data = {order: glyph_shards(root / order.replace(" ", "-"), order) for order in ("random", "by class")}
         arms = {"exact": ("random", "pk", 0)}
-        arms |= {f"{order}, buffer {b:,}": (order, "stream", b) for order in data for b in (512, 4_096)}
-        for seed in range(seeds):
+        arms |= {f"{order}, buffer {b:,}": (order, "stream", b) for order in data for b in (256, 1_024)}
+        for seed in seeds:
             for name, (order, sampler, buffer) in arms.items():
                 out = root / f"{len(recalls)}-{seed}-{time.time_ns()}"
                 how = ["--set", f"batch.sampler={sampler}", "--set", f"batch.buffer={buffer or 1024}"]
@@ -236,7 +242,8 @@ def accuracy(seeds: int, iterations: int) -> None:
                 recalls.setdefault(name, []).append(json.loads((out / "result.json").read_text())["recall@1"])
                 print(f"seed {seed}, {name}: R@1 {100 * recalls[name][-1]:.2f}", flush=True)
     for name, values in recalls.items():
-        print(f"{name:24} R@1 {100 * np.mean(values):.2f} ± {100 * np.std(values, ddof=1) / len(values) ** 0.5:.2f}")
+        error = np.std(values, ddof=1) / len(values) ** 0.5 if len(values) > 1 else np.nan
+        print(f"{name:24} R@1 {100 * np.mean(values):.2f} ± {100 * error:.2f}")
 
 
 def main() -> None:
@@ -244,10 +251,12 @@ def main() -> None:
     parser.add_argument("--samplers", action="store_true", help="repeats and coverage of the batches")
     parser.add_argument("--accuracy", action="store_true", help="R@1 on the glyphs")
     parser.add_argument("--kinds", nargs="+", default=["ppm", "jpg"], choices=["ppm", "jpg"])
+    parser.add_argument("--parts", nargs="*", default=["read", "train"], help="read, train; none only makes the data")
+    parser.add_argument("--folder", type=Path, help="keep the data here for another call (default: a temporary folder)")
     parser.add_argument("--images", type=int, default=IMAGES)
     parser.add_argument("--iterations", type=int, default=300)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     options = parser.parse_args()
     if options.samplers:
         return samplers()
@@ -255,13 +264,19 @@ def main() -> None:
         return accuracy(options.seeds, options.iterations)
     torch.set_num_threads(1)
     print(machine())
-    for number, kind in enumerate(options.kinds):
-        with tempfile.TemporaryDirectory() as folder:
-            rates = speeds(Path(folder), kind, options.images, options.images // 10, options.rounds)
-            ratio = rates["stream"] / rates["store"]
-            print(f"{kind}: {rates['stream']:.0f} images/s from the stream, {rates['store']:.0f} from the store: {ratio:.0%}")
-            if number == 0:
-                training(Path(folder), kind, options.iterations)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = options.folder or Path(temporary)
+        for number, kind in enumerate(options.kinds):
+            dataset, store = data_of(folder, kind, options.images)
+            if "read" in options.parts:
+                rates = speeds(dataset, store, options.rounds)
+                stream, stored = rates["stream"], rates["store"]
+                print(
+                    f"{kind}: {stream:.0f} images a second from the stream, {stored:.0f} from the store: {stream / stored:.0%}"
+                )
+            if "train" in options.parts and number == 0:
+                with tempfile.TemporaryDirectory() as runs:
+                    training(folder, Path(runs), kind, options.iterations)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """How an image file is decoded and resized: all images are read through this file."""
 
 import os
+import re
 import stat
 import struct
 from pathlib import Path
@@ -13,6 +14,7 @@ from PIL.ImageFile import ImageFile
 from xbm.errors import InputError
 
 INTERPOLATIONS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
+PPM = re.compile(rb"P6\s(\d{1,5})\s(\d{1,5})\s255\s")  # the header of a file without comments
 LONGEST = 4  # the largest aspect ratio of a resized image
 # What Pillow raises for damaged files. All but the first four are rare, but a single one would end hours of work.
 UNREADABLE = (
@@ -47,6 +49,44 @@ def decode(
         if image.mode == "P" and "transparency" in image.info:  # the same colors, without Pillow's warning
             image = image.convert("RGBA")
         return image if image.mode == "RGB" else image.convert("RGB")  # a copy would hold up the other threads
+
+
+def quick(content: bytes, size: int) -> np.ndarray | None:
+    """Decodes a small image that has its size already, with the bits of `decode` in a third of the time.
+
+    Returns:
+        (size, size, 3) uint8 for an uncompressed PPM, or for a JPEG of this size in color, without an orientation; None for
+        all others and for damaged ones, which are for `decode`.
+    """
+    if content.startswith(b"P6"):
+        header = PPM.match(content)
+        if header is None or (int(header[1]), int(header[2])) != (size, size) or len(content) != header.end() + 3 * size**2:
+            return None
+        return np.frombuffer(content, np.uint8, offset=header.end()).reshape(size, size, 3)
+    if not content.startswith(b"\xff\xd8") or _jpeg_shape(content) != (size, size):
+        return None
+    import torch
+    from torchvision.io import ImageReadMode, decode_jpeg
+
+    try:
+        pixels = decode_jpeg(torch.frombuffer(bytearray(content), dtype=torch.uint8), ImageReadMode.RGB)
+    except RuntimeError:
+        return None
+    return pixels.permute(1, 2, 0).numpy()
+
+
+def _jpeg_shape(content: bytes) -> tuple[int, int] | None:
+    """The height and width of a JPEG of three channels; None if it has metadata that could change what is shown."""
+    place = 2
+    while place + 10 <= len(content) and content[place] == 0xFF:
+        marker, length = content[place + 1], int.from_bytes(content[place + 2 : place + 4])
+        if marker in (0xC0, 0xC1, 0xC2):  # the start of a frame: baseline, extended, progressive
+            height, width = int.from_bytes(content[place + 5 : place + 7]), int.from_bytes(content[place + 7 : place + 9])
+            return (height, width) if content[place + 4] == 8 and content[place + 9] == 3 else None
+        if marker in (0xE1, 0xEE):  # Exif, which may say how it is turned, and Adobe, which may say other colors
+            return None
+        place += 2 + length
+    return None
 
 
 def open_image(source: Path | IO[bytes], formats: tuple[str, ...] | None = None) -> ImageFile:

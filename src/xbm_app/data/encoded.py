@@ -1,6 +1,5 @@
 """Sets whose images are encoded bytes inside larger files: tar shards, Parquet files, data sets of Hugging Face."""
 
-import re
 from dataclasses import dataclass, replace
 from io import BytesIO
 from typing import Protocol
@@ -9,10 +8,8 @@ import numpy as np
 from PIL import Image
 
 from xbm.errors import InputError
-from xbm_app.data.decoding import UNREADABLE, decode
+from xbm_app.data.decoding import UNREADABLE, decode, quick
 from xbm_app.data.images import Dataset, ImageSet
-
-PLAIN = re.compile(rb"P6\s(\d{1,5})\s(\d{1,5})\s255\s")  # the header of a PPM file without comments
 
 
 class Source(Protocol):
@@ -55,13 +52,9 @@ class EncodedSet(ImageSet):
         except OSError as error:
             raise InputError(f"{self.describe(index)} cannot be read ({error.strerror}): restore its file") from None
 
-    def plain_pixels(self, index: int, size: int) -> np.ndarray | None:
-        """The pixels of an uncompressed image (PPM) of this size, which need no decoding; None for any other.  # (h, w, 3)"""
-        content = self.bytes_of(index)
-        header = PLAIN.match(content) if content.startswith(b"P6") else None
-        if header is None or (int(header[1]), int(header[2])) != (size, size) or len(content) != header.end() + 3 * size**2:
-            return None
-        return np.frombuffer(content, np.uint8, offset=header.end()).reshape(size, size, 3)
+    def quick_pixels(self, index: int, size: int) -> np.ndarray | None:
+        """The pixels of an image that has this size already, if `quick` can decode it; otherwise None.  # (size, size, 3)"""
+        return quick(self.bytes_of(index), size)
 
     def sizes(self) -> np.ndarray:
         assert self.source is not None

@@ -10,6 +10,7 @@ image are read when its batch is made, close to where the stream is: nearly in o
 """
 
 from collections.abc import Iterable, Iterator
+from itertools import islice
 
 import numpy as np
 import torch
@@ -35,7 +36,8 @@ class StreamSampler:
     Args:
         labels: (N,) of the images in the order of the stream.
         shards: (N,) the shard of each image; those of a shard are consecutive.
-        buffer: the number of images that may wait, at least two batches.
+        buffer: the number of images that may wait, at least two batches; None: K for each class and sixteen batches, so
+            that the groups never run out.
         rank, world: as in `PKSampler`.
     """
 
@@ -46,7 +48,7 @@ class StreamSampler:
         classes_per_batch: int,
         images_per_class: int,
         seed: int,
-        buffer: int,
+        buffer: int | None = None,
         rank: int = 0,
         world: int = 1,
     ) -> None:
@@ -57,6 +59,7 @@ class StreamSampler:
             raise InputError(
                 f"a batch needs {classes_per_batch} different classes but there are {classes}: use a smaller batch"
             )
+        buffer = classes * images_per_class + 16 * size if buffer is None else buffer
         if buffer < 2 * size:
             raise InputError(f"batch.buffer must hold at least two batches, {2 * size} images, got {buffer}")
         self._labels = np.asarray(labels, np.int64).tolist()
@@ -158,14 +161,18 @@ class _Stream:
     def _complete(self, chosen: dict[int, list[int]]) -> None:
         """Fills up a batch for which chance has found too few classes: with groups in order, then with images that wait."""
         labels, P = self._of._labels, self._of._P
-        rest = []
-        for group in self.groups:
-            if len(chosen) < P and labels[group[0]] not in chosen:
+        taken = []
+        for k, group in enumerate(self.groups):
+            if len(chosen) == P:
+                break
+            if labels[group[0]] not in chosen:
                 chosen[labels[group[0]]] = group
-            else:
-                rest.append(group)
-        self.groups = rest
-        for label in [label for label in self.waiting if label not in chosen][: P - len(chosen)]:
+                taken.append(k)
+        for k in reversed(taken):
+            self.groups[k] = self.groups[-1]
+            self.groups.pop()
+        longest = islice((label for label in self.waiting if label not in chosen), P - len(chosen))
+        for label in list(longest):
             chosen[label] = self.waiting.pop(label)
         if len(chosen) < P:
             raise InputError(

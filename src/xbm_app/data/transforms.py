@@ -93,7 +93,7 @@ def resized(images: ImageSet, size: int, mode: str, index: int, interpolation: s
     """Decodes and resizes one image with `fit`.  # (h, w, 3) uint8; (h, w) is possible for generated images"""
     if images.pixels is not None and images.pixels.shape[1:3] == (size, size):
         return images.pixels[index]
-    if isinstance(images, EncodedSet) and (pixels := images.plain_pixels(index, size)) is not None:
+    if isinstance(images, EncodedSet) and (pixels := images.quick_pixels(index, size)) is not None:
         return pixels
     # Decoding at 2 × size or more changed the result by 1/3 gray level on average and by at most 3; decoding at `size` or
     # more changed it by up to 15.

@@ -60,7 +60,7 @@ class Batch:
     size: int = 64  # m
     per_class: int = 4  # K
     sampler: str = "pk"  # pk, shuffle, or stream: tar shards in their order
-    buffer: int = 16_384  # images of a stream that wait for others of their class
+    buffer: int | None = None  # images of a stream that wait for others of their class; None: per_class for each class and more
     accumulate: int = 1  # batches per optimizer step
     chunk: int = 0  # images that are embedded at a time, for batches of thousands; 0: the whole batch
 

@@ -10,6 +10,7 @@ from PIL import Image
 from tests.xbm_app.data.shard_files import picture, write_shard, write_tar
 from xbm.errors import InputError
 from xbm_app.data import tar_shards
+from xbm_app.data.decoding import decode, quick
 from xbm_app.data.encoded import EncodedSet
 from xbm_app.data.image_tables import Columns
 from xbm_app.data.store import open_store
@@ -40,6 +41,33 @@ def test_images_of_named_shards_are_read_with_their_classes(tmp_path):
         assert np.array_equal(np.asarray(train.open(index)), expected)
         assert np.array_equal(resized(train, 16, "square", index), expected)
     assert np.array_equal(np.asarray(protocol.query.take(np.array([2])).open(0)), pixels_of(picture(7)))
+
+
+@pytest.mark.parametrize("sampling", [0, 1, 2])
+def test_a_quick_decoder_gives_the_bits_of_the_slow_one_or_nothing(sampling):
+    for side, quality, progressive in ((16, 50, False), (33, 75, True), (47, 90, False), (64, 100, True)):
+        pixels = np.random.default_rng(side).integers(0, 256, (side, side, 3), dtype=np.uint8)
+        buffer = io.BytesIO()
+        how = {"quality": quality, "subsampling": sampling, "progressive": progressive}
+        Image.fromarray(pixels).resize((8, 8)).resize((side, side)).save(buffer, "JPEG", **how)
+        content = buffer.getvalue()
+        assert np.array_equal(quick(content, side), np.asarray(decode(io.BytesIO(content))))
+        assert quick(content, side + 1) is None and quick(content[:-20], side) is None
+
+
+def test_a_quick_decoder_leaves_alone_what_is_not_plain():
+    turned, image = Image.Exif(), Image.new("RGB", (16, 16), (200, 10, 10))
+    turned[0x0112] = 6
+    for how in ({"exif": turned}, {"format": "PNG"}):
+        buffer = io.BytesIO()
+        image.save(buffer, **{"format": "JPEG", **how})
+        assert quick(buffer.getvalue(), 16) is None
+    for mode in ("L", "CMYK"):
+        buffer = io.BytesIO()
+        image.convert(mode).save(buffer, "JPEG")
+        assert quick(buffer.getvalue(), 16) is None
+    assert quick(picture(0, kind="ppm") + b"more", 16) is None and quick(b"P6 16 16 65535\n", 16) is None
+    assert quick(b"\xff\xd8\xff", 16) is None
 
 
 def test_without_names_the_classes_are_split_and_a_single_file_will_do(tmp_path):
