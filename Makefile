@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 LIGHT  := $(VENV)/.ready-demo
 
-.PHONY: install demo test test-all test-torch check format package bench lock clean
+.PHONY: install demo test test-all test-torch docs check format package bench lock clean
 .DEFAULT_GOAL := help
 
 help:  ## what there is
@@ -57,6 +57,10 @@ test-torch: | $(BIN)/uv  ## the library's tests with another torch: make test-to
 	OMP_NUM_THREADS=1 $(OTHER)/bin/python -m pytest -n auto --maxprocesses 4 --dist loadfile -p no:cacheprovider tests/xbm; \
 	OMP_NUM_THREADS=1 $(OTHER)/bin/python -m pytest -p no:cacheprovider tests/test_architecture.py -k '$(IMPORTS)'
 
+docs: install  ## build the documentation site into site/ and check its links
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	$(BIN)/python docs/site/links.py site
+
 check: install  ## lint, format, types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -87,4 +91,4 @@ lock: $(BIN)/uv  ## resolve requirements.lock anew, and the part of it that the 
 	  --python-version 3.11 --no-header --no-annotate - -o requirements-uv.lock
 
 clean:  ## remove everything that was built (the installed packages too)
-	rm -rf $(VENV) .venv-torch-* dist build .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-torch-* dist build site .pytest_cache .mypy_cache .ruff_cache

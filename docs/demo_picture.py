@@ -1,4 +1,4 @@
-"""Draws docs/demo.png, the README's picture: real photographs from paper/results/, glyphs from a demo run.
+"""Draws docs/demo.png: real photographs from paper/results/, glyphs from a demo run.
 
 `xbm demo --json docs/demo.json`, then `PYTHONPATH=. python docs/demo_picture.py`.
 """

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from xbm_app.data.images import Dataset
     from xbm_app.train.config import Config
 
-app = typer.Typer(invoke_without_command=True, rich_markup_mode="markdown", pretty_exceptions_enable=False)
+app = typer.Typer(invoke_without_command=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 DATA = typer.Option(
     "--data", help="NAME=DIR, a folder of images or a store made by `xbm prepare`; `glyphs` needs no folder; can be repeated"
 )

@@ -23,10 +23,16 @@ def test_the_python_blocks_of_a_page_run(page, tmp_path, monkeypatch):
 
 
 def test_pairs_are_on_the_first_screen():
-    assert "(docs/pairs.md)" in "".join(README.read_text().splitlines(keepends=True)[:30])
+    assert "(docs/pairs.md)" in "".join(README.read_text().splitlines(keepends=True)[:42])
 
 
 def test_the_three_lines_of_the_memory_are_among_them():
     shown = "\n".join(block.group(1) for block in BLOCK.finditer(README.read_text()))
     for line in ("CrossBatchMemory(", ".enqueue(", "loss_fn("):
         assert line in shown, f"the README's example lacks {line}"
+
+
+def test_the_comparison_is_that_of_its_page():
+    block = re.compile(r"<!-- short comparison -->.*<!-- end of short comparison -->", re.DOTALL)
+    page = (ROOT / "docs" / "comparison.md").read_text()
+    assert block.search(README.read_text())[0] == block.search(page)[0]

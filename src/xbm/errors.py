@@ -20,13 +20,26 @@ MOST_SHOWN = 16  # names in one message
 
 
 class XbmError(Exception):
-    """Base of all exceptions that a user can act on. The command line prints the message and exits with code 2."""
+    """Base of all exceptions that a user can act on. The command line prints the message and exits with code 2.
+
+    Example:
+        >>> import xbm
+        >>> try:
+        ...     memory = xbm.CrossBatchMemory(size=0, dim=8)
+        ... except XbmError as error:
+        ...     print(error)
+        size and dim must be positive integers, got 0 and 8
+    """
 
 
 class InputError(XbmError, ValueError, TypeError):
     """Bad input, described in one sentence that says what to do.
 
     It is a `ValueError` and a `TypeError`, so callers may catch whichever they expect.
+
+    Example:
+        >>> issubclass(InputError, XbmError), issubclass(InputError, ValueError), issubclass(InputError, TypeError)
+        (True, True, True)
     """
 
 
@@ -35,6 +48,13 @@ class DamagedFileError(InputError):
 
     Attributes:
         path: the file.
+
+    Example:
+        >>> try:
+        ...     raise DamagedFileError(Path("run/last.pt"), "run/last.pt is cut short: copy it again")
+        ... except DamagedFileError as error:
+        ...     print(error.path.name)
+        last.pt
     """
 
     def __init__(self, path: Path, message: str) -> None:
@@ -48,6 +68,11 @@ class DivergedError(XbmError):
     Attributes:
         iteration: the first iteration whose loss was seen not to be finite.
         checkpoint: the last good checkpoint; None if none had been written.
+
+    Example:
+        >>> error = DivergedError(iteration=120, checkpoint=Path("run/last.pt"))
+        >>> error.iteration, error.checkpoint.name
+        (120, 'last.pt')
     """
 
     def __init__(self, iteration: int, checkpoint: Path | None = None) -> None:
@@ -64,6 +89,10 @@ class LostPeerError(XbmError):
 
     Attributes:
         reason: what is known about it.
+
+    Example:
+        >>> LostPeerError("connection closed").reason
+        'connection closed'
     """
 
     def __init__(self, reason: str) -> None:
@@ -75,7 +104,12 @@ class LostPeerError(XbmError):
 
 
 class TerminatedError(LostPeerError):
-    """This process received SIGTERM, which is how torchrun ends the others when one process of a run has ended."""
+    """This process received SIGTERM, which is how torchrun ends the others when one process of a run has ended.
+
+    Example:
+        >>> issubclass(TerminatedError, LostPeerError)
+        True
+    """
 
 
 def unknown(what: str, given: object, valid: Iterable[str]) -> InputError:

@@ -226,10 +226,7 @@ def read_checkpoint(path: Path, device: "torch.device | str" = "cpu") -> dict[st
     import torch
 
     try:
-        with ZipFile(path) as archive:
-            damaged = archive.testzip()
-            if damaged is not None or not any(name.endswith("/data.pkl") for name in archive.namelist()):
-                raise BadZipFile(damaged or "not an archive of torch.save")
+        verify_archive(path)
         state = torch.load(path, map_location=device, weights_only=True)
     except FileNotFoundError:
         raise InputError(f"{path} does not exist: there is nothing to resume or load") from None
@@ -246,6 +243,18 @@ def read_checkpoint(path: Path, device: "torch.device | str" = "cpu") -> dict[st
     if state["format"] > FORMAT:
         raise InputError(f"{path} has format {state['format']}, but this version reads formats up to {FORMAT}: upgrade xbm")
     return state
+
+
+def verify_archive(path: Path) -> None:
+    """Compares the checksums in an archive of `torch.save`, which `torch.load` does not.
+
+    Raises:
+        BadZipFile: a record is damaged, or it is another archive.
+    """
+    with ZipFile(path) as archive:
+        damaged = archive.testzip()
+        if damaged is not None or not any(name.endswith("/data.pkl") for name in archive.namelist()):
+            raise BadZipFile(f"{damaged} is damaged" if damaged else "not an archive of torch.save")
 
 
 @contextmanager

@@ -76,6 +76,7 @@ def test_a_run_that_was_stopped_goes_on(photos, tmp_path, monkeypatch):
     assert values["scores"] == kept["scores"] and values["measures"] == kept["measures"] and values["curves"] == kept["curves"]
 
 
+@pytest.mark.slow
 def test_models_kept_on_the_way_are_those_of_their_iterations(photos, tmp_path):
     """Also where the run had been trained further before anybody wanted them."""
     config = tiny_config(photos)

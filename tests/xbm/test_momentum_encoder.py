@@ -294,6 +294,7 @@ def wrapped():
     return {name: value for name, value in keys.state_dict().items() if "running" not in name}
 
 
+@pytest.mark.slow
 def test_on_several_ranks_the_copies_are_the_same():
     first, second = on_ranks(2, wrapped)
     assert all(torch.equal(first[name], second[name]) for name in first)

@@ -19,6 +19,7 @@ from xbm_app.data.store_writer import prepare, write_outline
 from xbm_app.files import CHECKSUMS, read_checkpoint, read_json, write_checkpoint
 from xbm_app.search import neighbours
 from xbm_app.search.catalogue import Catalogue
+from xbm_app.search.embeddings import read_embeddings
 from xbm_app.search.rows import Entry
 from xbm_app.search.searcher import Searcher
 from xbm_app.search.update import update
@@ -101,6 +102,19 @@ def test_no_damaged_store_is_used(tmp_path, name):
 
     path = tmp_path / "store" / name
     assert silent(path, damaged(path.read_bytes(), 20, 3), read) == []
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".parquet"])
+def test_no_damaged_embeddings_are_used(tmp_path, own_photos, finished, suffix):
+    path = tmp_path / f"rows{suffix}"
+    assert xbm("embed", finished, own_photos, "--out", path).code == 0
+
+    def read():
+        return [
+            [*((entry.path, entry.label) for entry in entries), vectors.tolist()] for entries, vectors in read_embeddings(path)
+        ]
+
+    assert silent(path, damaged(path.read_bytes(), 60, 3), read) == []
 
 
 @pytest.fixture(scope="module")

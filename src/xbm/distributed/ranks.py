@@ -132,7 +132,12 @@ def _the_ranks(rank: int, world: int) -> Ranks:
 
 
 def the_ranks() -> Ranks:
-    """Returns the ranks that memories and losses share by default, so that one gather serves all of them."""
+    """Returns the ranks that memories and losses share by default, so that one gather serves all of them.
+
+    Example:
+        >>> the_ranks() is the_ranks(), the_ranks().first
+        (True, True)
+    """
     now = Ranks()
     return _the_ranks(now.rank, now.world)
 
@@ -166,7 +171,13 @@ def communicate(collective: Callable[..., Any], *arguments: Any) -> None:
 
 
 class Gathered(NamedTuple):
-    """A global batch of m rows, identical on every rank."""
+    """A global batch of m rows, identical on every rank.
+
+    Example:
+        >>> batch = gather(Ranks.alone(), torch.eye(3), torch.tensor([0, 0, 1]))
+        >>> batch.sizes, batch.mine
+        ((3,), slice(0, 3, None))
+    """
 
     embeddings: Tensor  # (m, D), without gradient
     labels: Tensor  # (m,)
@@ -184,6 +195,11 @@ def gather(ranks: Ranks, embeddings: Tensor, labels: Tensor, ids: Tensor | None 
 
     Raises:
         InputError: the embeddings of the ranks differ in width or type; raised on every rank.
+
+    Example:
+        >>> batch = gather(the_ranks(), torch.eye(3), torch.tensor([0, 0, 1]))
+        >>> batch.labels.tolist()  # of all ranks; here there is one
+        [0, 0, 1]
     """
     arguments = (embeddings.detach(), labels, ids, mask)
     key = tuple(_identity(x) for x in arguments)

@@ -22,6 +22,12 @@ class Terms(NamedTuple):
     """What each pair of one side contributes, elementwise. Weights and slopes are absolute values of derivatives in S.
 
     A weight or slope that is the same for all pairs is a number, or a tensor without dimensions if it is learned.
+
+    Example:
+        >>> s = torch.tensor([0.2, 0.9])  # two negatives of a loss that adds S²
+        >>> terms = Terms(value=s**2, weight=2 * s)
+        >>> terms.pick(s > 0.5).weight.tolist()
+        [1.7999999523162842]
     """
 
     value: Tensor | None = None  # enters the side's sum
@@ -39,7 +45,14 @@ class Terms(NamedTuple):
 
 @dataclass
 class Side:
-    """The positives or the negatives of each anchor, summed up. All (m,)."""
+    """The positives or the negatives of each anchor, summed up. All (m,).
+
+    Example:
+        >>> count = torch.tensor([4, 0])  # a second anchor without any valid pair
+        >>> none = torch.zeros(2)
+        >>> Side(none, none, count, value=none, weight=none, lse=none).share.tolist()
+        [0.25, 1.0]
+    """
 
     lowest: Tensor  # smallest similarity, +inf if there is none
     highest: Tensor  # largest similarity, -inf if there is none
@@ -57,7 +70,13 @@ class Side:
 
 
 class Combined(NamedTuple):
-    """The loss of each anchor and the coefficients of its four gradient sums. All (m,) or plain numbers."""
+    """The loss of each anchor and the coefficients of its four gradient sums. All (m,) or plain numbers.
+
+    Example:
+        >>> pull, push = torch.tensor([0.5]), torch.tensor([0.25])
+        >>> Combined(pull + push, positive_sum=1.0, negative_sum=1.0).loss.tolist()
+        [0.75]
+    """
 
     loss: Tensor
     positive_sum: Tensor | float = 0.0  # coefficient of Σ_P weight·v
@@ -86,7 +105,15 @@ class Result(NamedTuple):
 
 @dataclass
 class PairStats:
-    """Statistics of each anchor's pairs, as device tensors of shape (m,); also by name: `stats["valid_negatives"]`."""
+    """Statistics of each anchor's pairs, as device tensors of shape (m,); also by name: `stats["valid_negatives"]`.
+
+    Example:
+        >>> from xbm import ContrastiveLoss
+        >>> v, labels = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.6, 0.8]]), torch.tensor([0, 0, 1])
+        >>> loss, stats = ContrastiveLoss()(v, labels, return_stats=True)
+        >>> stats.valid_negatives.tolist()  # how many negatives of each anchor have a gradient
+        [1, 1, 2]
+    """
 
     valid_positives: Tensor
     valid_negatives: Tensor

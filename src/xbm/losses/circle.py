@@ -18,6 +18,12 @@ class CircleLoss(PairLoss):
     Args:
         margin: m.
         gamma: γ, the scale.
+
+    Example:
+        >>> v = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.6, 0.8]])  # unit rows: the first two are of one class
+        >>> loss = CircleLoss()(v, torch.tensor([0, 0, 1]))
+        >>> round(loss.item(), 4)
+        29.6427
     """
 
     name = "circle"

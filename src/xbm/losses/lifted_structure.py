@@ -16,6 +16,12 @@ class LiftedStructureLoss(PairLoss):
 
     Args:
         base: λ. It cancels within the bracket and is kept for the formula's sake.
+
+    Example:
+        >>> v = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.6, 0.8]])  # unit rows: the first two are of one class
+        >>> loss = LiftedStructureLoss()(v, torch.tensor([0, 0, 1]))
+        >>> round(loss.item(), 4)
+        0.0533
     """
 
     name = "lifted_structure"

@@ -20,6 +20,12 @@ class MarginLoss(PairLoss):
     Args:
         boundary: β, the distance that separates positives from negatives.
         margin: α, how far on its side of the boundary a pair must be.
+
+    Example:
+        >>> v = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.6, 0.8]])  # unit rows: the first two are of one class
+        >>> loss = MarginLoss()(v, torch.tensor([0, 0, 1]))
+        >>> round(loss.item(), 4)
+        1.0818
     """
 
     name = "margin"

@@ -22,6 +22,12 @@ class MultiSimilarityLoss(PairLoss):
         base: λ, the similarity that separates the two sides.
         epsilon: ε of the mining.
         mining: off, every pair counts.
+
+    Example:
+        >>> v = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.6, 0.8]])  # unit rows: the first two are of one class
+        >>> loss = MultiSimilarityLoss()(v, torch.tensor([0, 0, 1]))
+        >>> round(loss.item(), 4)
+        0.2262
     """
 
     name = "multi_similarity"

@@ -17,6 +17,12 @@ class NPairsLoss(PairLoss):
 
     Args:
         temperature: τ.
+
+    Example:
+        >>> v = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.6, 0.8]])  # unit rows: the first two are of one class
+        >>> loss = NPairsLoss()(v, torch.tensor([0, 0, 1]))
+        >>> round(loss.item(), 4)
+        0.6369
     """
 
     name = "n_pairs"

@@ -20,6 +20,12 @@ class TripletLoss(PairLoss):
 
     Args:
         margin: η.
+
+    Example:
+        >>> v = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.6, 0.8]])  # unit rows: the first two are of one class
+        >>> loss = TripletLoss()(v, torch.tensor([0, 0, 1]))
+        >>> round(loss.item(), 4)
+        0.0867
     """
 
     name = "triplet"

@@ -6,6 +6,6 @@ float32 on the device of the embeddings. Of two gallery items with equal similar
 
 from xbm.retrieval.metrics import cumulative, evaluate
 from xbm.retrieval.neighbours import nearest
-from xbm.retrieval.protocols import evaluate_one_per_class, score
+from xbm.retrieval.protocols import evaluate_one_per_class, own_group_ids, score
 
-__all__ = ["cumulative", "evaluate", "evaluate_one_per_class", "nearest", "score"]
+__all__ = ["cumulative", "evaluate", "evaluate_one_per_class", "nearest", "own_group_ids", "score"]

@@ -15,7 +15,10 @@ from xbm.retrieval.metrics import evaluate
 
 
 class Labelled(Protocol):
-    """A set of images, or other items, with one label each."""
+    """A set of images, or other items, with one label each.
+
+    It may also have `groups`, (N,) whole numbers such as cameras: see `own_group_ids`.
+    """
 
     @property
     def labels(self) -> Any: ...
@@ -53,6 +56,12 @@ def evaluate_one_per_class(
     Returns:
         The means over the repeats under the names of `evaluate`, and the standard deviation between repeats (n - 1 in the
         denominator) of each under the same name with `_std`; `queries` is that of one repeat.
+
+    Example:
+        >>> v = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [-0.6, 0.8]])
+        >>> scores = evaluate_one_per_class(v, [0, 0, 1, 1], ks=(1,), repeats=4)
+        >>> scores["recall@1"], scores["queries"]
+        (1.0, 2)
     """
     repeats = at_least_one("repeats", repeats)
     rows, start, total = _read(ranks, "embeddings", embeddings)
@@ -73,6 +82,21 @@ def evaluate_one_per_class(
     return means | deviations | counts
 
 
+def own_group_ids(protocol: RetrievalProtocol) -> tuple[Tensor | None, Tensor | None]:
+    """The ids of queries and gallery with which `evaluate` leaves out what re-identification calls junk: the gallery images
+    of a query's label and group, such as those of its own camera. None if the sets of the protocol have no `groups`.
+
+    Without a gallery the second is None, and a query is also left out of its own gallery, as one of its label and group.
+    """
+    sets = (protocol.query,) if protocol.gallery is None else (protocol.query, protocol.gallery)
+    groups = [getattr(images, "groups", None) for images in sets]
+    if any(each is None for each in groups):
+        return None, None
+    pairs = [torch.stack([torch.as_tensor(s.labels), torch.as_tensor(g)], 1) for s, g in zip(sets, groups, strict=True)]
+    numbers = torch.cat(pairs).unique(dim=0, return_inverse=True)[1].split([len(pair) for pair in pairs])
+    return numbers[0], None if protocol.gallery is None else numbers[1]
+
+
 def score(
     protocol: RetrievalProtocol, query_embeddings: Any, gallery_embeddings: Any = None, ranks: Ranks | None = None
 ) -> dict[str, float]:
@@ -80,7 +104,19 @@ def score(
 
     A protocol without a gallery compares each query with all others (leave-one-out). One that also asks for one image per
     class gets both: `recall@1` is leave-one-out, `one_per_class/recall@1` and `one_per_class/recall@1_std` the other.
+    If the sets have `groups`, a query's gallery is without the images of its label and group: `recall@K` is then the CMC
+    at rank K of re-identification, and `map` its mAP.
     With `ranks` each rank passes the embeddings of its own consecutive images, in rank order.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> class Images(list):
+        ...     labels = property(lambda self: [int(name[0]) for name in self])
+        >>> images = Images(["0a", "0b", "1a", "1b"])
+        >>> protocol = SimpleNamespace(name="pictures", query=images, gallery=None, ks=(1,), one_per_class=0)
+        >>> v = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [0.6, 0.8]])
+        >>> score(protocol, v)["recall@1"]
+        0.5
     """
     queries = _read_all(ranks, protocol.name, "query", query_embeddings, protocol.query)
     labels = torch.as_tensor(protocol.query.labels)
@@ -92,7 +128,8 @@ def score(
             raise InputError(f"{protocol.name} has a gallery of {len(protocol.gallery)} images: pass their embeddings too")
         gallery = _read_all(ranks, protocol.name, "gallery", gallery_embeddings, protocol.gallery)
         gallery_labels = torch.as_tensor(protocol.gallery.labels)
-    scores = evaluate(queries, labels, gallery, gallery_labels, ks=protocol.ks, ranks=ranks)
+    ids, gallery_ids = own_group_ids(protocol)
+    scores = evaluate(queries, labels, gallery, gallery_labels, ids, gallery_ids, ks=protocol.ks, ranks=ranks)
     if protocol.one_per_class:
         other = evaluate_one_per_class(queries, labels, ks=protocol.ks, repeats=protocol.one_per_class, ranks=ranks)
         scores |= {f"one_per_class/{name}": value for name, value in other.items()}

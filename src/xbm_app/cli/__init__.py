@@ -12,37 +12,40 @@ from xbm_app.cli import datasets, demo, evaluate, export, report, search, train
 app = typer.Typer(
     name="xbm",
     help="Embedding learning with a cross-batch memory: train, evaluate, inspect and use image-retrieval models.",
-    no_args_is_help=True,
     invoke_without_command=True,
     pretty_exceptions_enable=False,
     add_completion=False,
-    rich_markup_mode="markdown",
+    rich_markup_mode=None,  # its modules take longer to import than everything else
 )
 
 
 @app.callback()
-def options(version: Annotated[bool, typer.Option("--version", help="print the version and exit")] = False) -> None:
+def options(
+    context: typer.Context, version: Annotated[bool, typer.Option("--version", help="print the version and exit")] = False
+) -> None:
     if version:
-        from importlib.metadata import version as installed
+        import xbm
 
-        print(installed("xbm"))
+        print(xbm.__version__)
         raise typer.Exit
+    if context.invoked_subcommand is None:
+        print(context.get_help())
 
 
-app.command()(demo.demo)
-app.command()(train.train)
-app.command()(evaluate.evaluate)
-app.command()(export.embed)
-app.command()(search.index)
-app.command()(search.search)
-app.command()(search.serve)
-app.command()(export.export)
-app.command()(report.report)
-app.command()(report.compare)
-app.command()(report.drift)
-app.command()(train.presets)
-app.command()(datasets.prepare)
-app.add_typer(datasets.app, name="datasets")
+app.command(short_help="train on built-in data with and without memory, and compare")(demo.demo)
+app.command(short_help="train a model")(train.train)
+app.command(short_help="compute Recall@K, MAP@R and R-precision")(evaluate.evaluate)
+app.command(short_help="embed images with a trained model")(export.embed)
+app.command(short_help="embed images and store them in an index")(search.index)
+app.command(short_help="find the most similar images in an index")(search.search)
+app.command(short_help="serve a web page for searching")(search.serve)
+app.command(short_help="export a trained model as ONNX and torch.export")(export.export)
+app.command(short_help="write a page about a run: curves, drift, retrieved images")(report.report)
+app.command(short_help="compare runs in a table and on a page")(report.compare)
+app.command(short_help="show how far embeddings move during training")(report.drift)
+app.command(short_help="list the presets, or print one as YAML")(train.presets)
+app.command(short_help="decode and resize all images once, into a store")(datasets.prepare)
+app.add_typer(datasets.app, name="datasets", short_help="list the benchmarks, and check a copy of one")
 
 
 @app.command(hidden=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from xbm_app.data.benchmarks import Benchmark, Count
     from xbm_app.data.images import Dataset
 
-app = typer.Typer(invoke_without_command=True, rich_markup_mode="markdown", pretty_exceptions_enable=False)
+app = typer.Typer(invoke_without_command=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
 @app.callback()
@@ -115,7 +115,7 @@ def _first_mismatch(benchmark: "Benchmark", counted: "dict[str, Count]") -> str:
 
 
 def prepare(
-    data: Annotated[str, typer.Argument(metavar="NAME|DIR", help="a benchmark, a folder of class folders, or a table")],
+    data: Annotated[str, typer.Argument(metavar="NAME|DIR", help="a benchmark, a folder, a table, tar shards, or hf:NAME")],
     out: Annotated[Path, typer.Option(help="the store to create: a folder with a subfolder for each image set")],
     root: Annotated[Path | None, typer.Option(help="the folder with the unpacked benchmark")] = None,
     resize: Annotated[int, typer.Option(min=1, help="side of the stored images in pixels")] = 256,
@@ -123,6 +123,11 @@ def prepare(
         str, typer.Option(help="square: side × side; shorter: keep the aspect ratio, as in the paper's released code")
     ] = "square",
     workers: Annotated[int | None, typer.Option(min=0, help="number of threads (default: one per core)")] = None,
+    label: Annotated[str, typer.Option(help="the column of a table that says the class")] = "label",
+    split: Annotated[str, typer.Option(help="the column of a table that says train, test, query or gallery")] = "split",
+    exclude_same: Annotated[
+        str | None, typer.Option(help="re-identification: a column, such as camera, that a query and its matches may not share")
+    ] = None,
 ) -> None:
     """Decode and resize all images once, into a store that training reads without decoding.
 
@@ -138,7 +143,7 @@ def prepare(
 
     if (out / "config.yaml").exists():
         raise InputError(f"{out} is a run folder: use another --out for the store")
-    dataset = _read_dataset(data, root)
+    dataset = _read_dataset(data, root, label, split, exclude_same)
     sets = {folder_of(name): images for name, images in parts(dataset).items()}
     count = sum(len(images) for images in sets.values())
     needed = sum(store.to_write(images, out / name, resize, mode) for name, images in sets.items())
@@ -150,17 +155,21 @@ def prepare(
     store.write_outline(dataset, out)
 
 
-def _read_dataset(data: str, root: Path | None) -> "Dataset":
+def _read_dataset(data: str, root: Path | None, label: str, split: str, exclude_same: str | None) -> "Dataset":
     from xbm_app.data.benchmarks import BENCHMARKS, read_benchmark
-    from xbm_app.data.own_images import read_folder, read_table
+    from xbm_app.data.hub_datasets import PREFIX
+    from xbm_app.data.image_tables import Columns
+    from xbm_app.data.own_data import is_table, read_own
+    from xbm_app.data.own_images import read_table
 
+    columns = Columns(label, split, exclude_same)
     if data in BENCHMARKS:
         if root is None:
             raise InputError(f"the folder with {data} is not set: xbm prepare {data} --root DIR --out STORE")
         return read_benchmark(data, root)
     path = Path(data)
-    if path.is_dir():
-        return read_folder(path)
-    if path.is_file():
-        return read_table(path, root)
+    if root is not None and is_table(path):
+        return read_table(path, root, columns=columns)
+    if path.exists() or data.startswith(PREFIX):
+        return read_own(data, columns)
     raise unknown("benchmark or folder", data, BENCHMARKS)

@@ -1,6 +1,5 @@
 """`xbm train`: from a preset and a few overrides to a finished run; `xbm presets`: the presets."""
 
-import os
 import sys
 import time
 from collections.abc import Mapping
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 def train(
     preset: Annotated[str, typer.Argument(help="glyphs, sop, inshop, vehicleid, cub, cars, deepfashion2, omniglot, own")] = "",
     data: Annotated[
-        Path | None, typer.Option(help="your own images: a folder of class folders, or a CSV / Parquet table")
+        Path | None, typer.Option(help="your own images: a folder of class folders, a table, tar shards, or hf:NAME")
     ] = None,
     root: Annotated[Path | None, typer.Option(help="the folder with the unpacked benchmark")] = None,
     store: Annotated[Path | None, typer.Option(help="a store created by `xbm prepare`")] = None,
@@ -52,8 +51,9 @@ def train(
     `xbm train cars --root ~/cars --set optim.iterations=4000 --loss ms` ·
     `xbm train glyphs --loss pml/ProxyAnchorLoss --set loss.options.alpha=16` · `xbm train --resume runs/2026-01-31_120000_cars`
     """
+    from xbm_app.data.own_data import whole_path
     from xbm_app.train import config as configs
-    from xbm_app.train.dataset import read_data, typical_side
+    from xbm_app.train.dataset import is_stream, read_data, typical_side
     from xbm_app.train.loop import train as run
     from xbm_app.train.losses import is_theirs, takes_memory
     from xbm_app.train.presets import preset as preset_of
@@ -90,7 +90,7 @@ def train(
             weights = overrides.get("model.weights")
             chosen = preset_of("own" if data is not None else preset, loss, trunk, recipe or default, weights)
         folders = {"data.root": root or data, "data.store": store}
-        changes: dict[str, object] = {key: os.path.realpath(path) for key, path in folders.items() if path is not None}
+        changes: dict[str, object] = {key: whole_path(path) for key, path in folders.items() if path is not None}
         if data is not None:
             changes["data.name"] = "own"
         if seed is not None:
@@ -105,6 +105,8 @@ def train(
         chosen = configs.override(chosen, {**changes, **overrides})
         if config is None and chosen.data.name == "own":
             images = read_data(chosen.data).train
+            if is_stream(images):
+                changes["batch.sampler"] = "stream"
             if not {"data.crop", "data.resize"} & overrides.keys():
                 smaller = small_image_settings(chosen, typical_side(images))
                 changes |= smaller
@@ -170,6 +172,8 @@ def parse_settings(settings: list[str] | None) -> dict[str, str]:
 
 def show(result: dict) -> None:
     """Prints the scores of a run as a table: one row per metric, one column per protocol."""
+    from xbm_app.data.images import REID
+
     protocols = result["protocols"]
     first = next(iter(protocols.values()))
     names = [name for name in first if not name.endswith("_std") and name not in ("queries", "without_relevant")]
@@ -178,7 +182,8 @@ def show(result: dict) -> None:
     for name in names:
         # a protocol with random galleries has two sets of scores: these are its own
         values = [scores.get(f"one_per_class/{name}", scores.get(name)) for scores in protocols.values()]
-        rows.append([name, *("" if value is None else f"{100 * value:.2f}" for value in values)])
+        title = name.replace("recall@", "cmc@") if REID in protocols else name
+        rows.append([title, *("" if value is None else f"{100 * value:.2f}" for value in values)])
     caption = f"after {trained} iterations" + (" (best.pt)" if chosen else "")
     print_rows(["in percent", *protocols], rows, numbers=True, caption=caption)
 

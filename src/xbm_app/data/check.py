@@ -13,6 +13,7 @@ import numpy as np
 
 from xbm.errors import InputError
 from xbm_app.data.decoding import UNREADABLE, eight_bits, open_image
+from xbm_app.data.encoded import EncodedSet
 from xbm_app.data.images import Dataset, ImageSet, parts
 from xbm_app.data.parallel import in_order
 from xbm_app.data.store import StoredSet
@@ -129,8 +130,8 @@ def _without(images: ImageSet, drop: set[int]) -> ImageSet:
 
 
 def _paths(images: ImageSet) -> list[Path]:
-    if images.paths is None or images.root is None or isinstance(images, StoredSet):
-        return []  # generated, or read from a store, whose images were opened when it was made
+    if images.paths is None or images.root is None or isinstance(images, StoredSet | EncodedSet):
+        return []  # generated, or in a store, whose images were opened when it was made, or in shards, which may be huge
     return [images.root / path for path in images.paths]
 
 

@@ -21,6 +21,7 @@ from xbm_app.progress import track
 
 T = TypeVar("T")
 
+REID, REID_KS = "re-identification", (1, 5, 10)  # CMC@K of that field is Recall@K of the gallery without the query's camera
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
 
 
@@ -38,6 +39,7 @@ class ImageSet:
         paths: N paths relative to `root`, with forward slashes.
         boxes: (N, 4) int64 left, top, right, bottom: the part of each image to use; None for the whole image.
         pixels: (N, H, W) or (N, H, W, 3) uint8, for generated images.
+        groups: (N,) int64, such as cameras: a query's gallery is without the images of its class and group.
     """
 
     name: str
@@ -47,6 +49,7 @@ class ImageSet:
     paths: Sequence[str] | None = None
     boxes: np.ndarray | None = None
     pixels: np.ndarray | None = None
+    groups: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         count = len(self.pixels) if self.pixels is not None else len(self.paths or ())
@@ -96,6 +99,7 @@ class ImageSet:
             paths=None if self.paths is None else [self.paths[i] for i in indices],
             boxes=None if self.boxes is None else self.boxes[indices],
             pixels=None if self.pixels is None else self.pixels[indices],
+            groups=None if self.groups is None else self.groups[indices],
         )
 
     def select(self, indices: np.ndarray, name: str | None = None) -> "ImageSet":
@@ -186,12 +190,14 @@ class Row:
         label: the name of its class, unchanged.
         where: the file and line of the row, for messages.
         box: left, top, right, bottom in pixels, or None for the whole image.
+        group: such as the camera: see `ImageSet`.
     """
 
     path: str
     label: str
     where: str
     box: tuple[int, int, int, int] | None = None
+    group: str = ""
 
 
 def image_set(name: str, root: Path, rows: Sequence[Row], classes: Sequence[str]) -> ImageSet:

@@ -4,13 +4,18 @@ import csv
 import hashlib
 import unicodedata
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from difflib import get_close_matches
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from xbm.errors import InputError, unknown
+from xbm_app.data.image_tables import COLUMNS, GROUP, Columns, read_records, row_of
 from xbm_app.data.images import (
     IMAGE_SUFFIXES,
+    REID,
+    REID_KS,
     Dataset,
     ImageSet,
     Protocol,
@@ -18,7 +23,6 @@ from xbm_app.data.images import (
     image_files,
     image_set,
     inside,
-    refuse,
     refuse_two_labels,
 )
 from xbm_app.files import replacing
@@ -26,11 +30,7 @@ from xbm_app.files import replacing
 KS = (1, 2, 4, 8, 16, 32)
 HALVES = {"train", "test", "val", "valid", "validation"}
 PARTS = ("train", "test", "query", "gallery")
-LARGEST_SIDE = 1 << 30  # pixels, of any picture
-BOX = ("left", "top", "right", "bottom")
-COLUMNS = ("path", "label", "split", "role", *BOX)
 Split = dict[str, list[Row]]  # rows by part
-Records = Iterator[tuple[str, dict[str, str]]]  # (file and line, {column: text})
 
 
 def read_folder(root: str | Path, seed: int = 0, test_fraction: float = 0.5) -> Dataset:
@@ -56,33 +56,41 @@ def read_folder(root: str | Path, seed: int = 0, test_fraction: float = 0.5) -> 
     if "train" in halves and len(halves) > 1 and halves <= HALVES and halves != {"train", "test"}:
         raise InputError(f"{folder}: has the folders {', '.join(sorted(halves))}; keep train and test, or give a table")
     if halves != {"train", "test"}:
-        return _dataset(folder.resolve().name, folder, _split(rows, seed, test_fraction, str(folder)))
+        return dataset_of(folder.resolve().name, folder, split_by_class(rows, seed, test_fraction, str(folder)))
     split: Split = {part: [] for part in PARTS}
     for row in rows:
         half, _, label = row.label.partition("/")
         if not label:
             raise InputError(f"{row.where}: lies directly in {half}/; move it into {half}/CLASS/")
         split[half].append(Row(row.path, label, row.where))
-    return _dataset(folder.resolve().name, folder, split)
+    return dataset_of(folder.resolve().name, folder, split)
 
 
-def read_table(path: str | Path, root: str | Path | None = None, seed: int = 0, test_fraction: float = 0.5) -> Dataset:
+def read_table(
+    path: str | Path,
+    root: str | Path | None = None,
+    seed: int = 0,
+    test_fraction: float = 0.5,
+    columns: Columns = Columns(),
+) -> Dataset:
     """Reads a CSV (UTF-8, comma, header) or Parquet table with one image per row.
 
-    Columns: `path` relative to `root`; `label`; optionally `split` (train or test), `role` (query or gallery, for test
-    rows; without it each test image is compared with the other test images) and a box in pixels, `left`, `top`, `right`,
-    `bottom`. Other columns are ignored. Without `split` the classes are split as in `read_folder`.
+    Columns: `path` relative to `root`; `label`; optionally `split` (train, test, query or gallery), `role` (query or
+    gallery, for test rows; without it each test image is compared with the other test images) and a box in pixels, `left`,
+    `top`, `right`, `bottom`. Other columns are ignored. Without `split` the classes are split as in `read_folder`.
 
     Args:
         path: the table.
         root: the folder that its paths are relative to (default: the folder of the table).
         seed: selects which classes are used for testing.
         test_fraction: the fraction of classes to test on.
+        columns: other names for the columns `label` and `split`; and the one of the groups, such as cameras, whose images
+            are left out of a query's gallery.
     """
     table = Path(path)
     split: Split = {part: [] for part in PARTS}
     unsplit: list[Row] = []
-    for where, record in read_records(table):
+    for where, record in read_records(table, columns=columns):
         part = _part(record, where)
         (unsplit if part is None else split[part]).append(row_of(record, where))
     rows = unsplit + [row for part in PARTS for row in split[part]]
@@ -90,9 +98,9 @@ def read_table(path: str | Path, root: str | Path | None = None, seed: int = 0, 
         raise InputError(f"{table} has no rows below its header: give one row per image")
     _refuse_repeats(rows)
     if unsplit:
-        split = _split(unsplit, seed, test_fraction, str(table))
+        split = split_by_class(unsplit, seed, test_fraction, str(table))
     _refuse_incomplete_test(split, table)
-    return _dataset(table.stem, table.parent if root is None else Path(root), split)
+    return dataset_of(table.stem, table.parent if root is None else Path(root), split, columns)
 
 
 def write_split(dataset: Dataset, path: str | Path) -> None:
@@ -110,128 +118,32 @@ def write_split(dataset: Dataset, path: str | Path) -> None:
     if protocol.gallery is not None:
         sets.append((protocol.gallery, "test", "gallery"))
     boxed = any(images.boxes is not None for images, _, _ in sets)
+    grouped = any(images.groups is not None for images, _, _ in sets)
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     # a truncated split must not be taken for a complete one
     with replacing(target, checksum=True) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(COLUMNS if boxed else COLUMNS[:4])
+        writer.writerow([*(COLUMNS if boxed else COLUMNS[:4]), *([GROUP] if grouped else [])])
         for images, part, role in sets:
             for index in range(len(images)):
                 box = images.boxes[index].tolist() if images.boxes is not None else []
                 label = images.class_names[images.labels[index]]
-                writer.writerow([images.describe(index), label, part, role, *box])
-
-
-def read_records(table: Path, tell: Callable[[InputError], None] = refuse, every_column: bool = False) -> Records:
-    """Reads the rows of a CSV or Parquet table as (place, {column: text}). Empty and null values are empty strings.
-
-    Args:
-        tell: called with the error of a malformed row, which is then skipped (default: raise the error).
-        every_column: whether to read the columns of a Parquet table that say nothing about images too.
-    """
-    if table.exists() and not table.is_file():
-        raise InputError(f"{table} is not a file: give a CSV or Parquet table")
-    if table.suffix.lower() == ".csv":
-        return _read_csv(table, tell)
-    if table.suffix.lower() == ".parquet":
-        return _read_parquet(table, every_column)
-    raise InputError(f"{table}: a table of images must end in .csv or .parquet")
-
-
-def _read_csv(table: Path, tell: Callable[[InputError], None]) -> Records:
-    try:
-        with table.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(file)
-            header = _header(next(reader, []), table)
-            for fields in reader:
-                where = f"{table}, line {reader.line_num}"
-                if not fields:
-                    continue
-                if len(fields) != len(header):
-                    tell(InputError(f"{where}: {len(fields)} fields under {len(header)} columns; quote fields with commas"))
-                    continue
-                yield where, dict(zip(header, fields))
-    except FileNotFoundError:
-        raise _missing(table) from None
-    except UnicodeDecodeError as error:
-        raise InputError(f"{table} is not UTF-8 ({error.reason} at byte {error.start}): save it as UTF-8") from None
-    except (OSError, csv.Error) as error:
-        raise InputError(f"{table} cannot be read as a CSV ({error}): save it again, separated by commas") from None
-
-
-def _read_parquet(table: Path, every_column: bool) -> Records:
-    import pyarrow
-    import pyarrow.parquet
-
-    if not table.is_file():
-        raise _missing(table)
-    try:
-        names = pyarrow.parquet.read_schema(table).names
-        columns = dict(zip(names, _header(names, table)))
-        used = [name for name, column in columns.items() if every_column or column in COLUMNS]
-        content = pyarrow.parquet.read_table(table, columns=used).to_pylist()
-    except (OSError, pyarrow.ArrowException) as error:
-        raise InputError(f"{table} cannot be read as Parquet ({error}): write it again") from None
-    for number, record in enumerate(content, start=1):
-        where = f"{table}, row {number}"
-        yield where, {columns[name]: "" if value is None else str(value) for name, value in record.items()}
-
-
-def _missing(table: Path) -> InputError:
-    return InputError(f"{table} is missing: give a CSV or Parquet table with the columns path and label")
-
-
-def _header(names: Sequence[str], table: Path) -> list[str]:
-    """Returns the column names in lower case, after checking for missing, repeated and misspelled ones."""
-    header = [name.strip().lower() for name in names]
-    for column in header:
-        if column in COLUMNS and header.count(column) > 1:
-            raise InputError(f"{table}: column {column!r} occurs twice; keep one")
-    absent = [column for column in COLUMNS if column not in header]
-    for column in header:
-        near = get_close_matches(column, absent, n=1, cutoff=0.8)
-        if column not in COLUMNS and near:
-            raise InputError(f"{table}: column {column!r} looks like {near[0]!r}; rename it (columns: {', '.join(COLUMNS)})")
-    if "path" in absent or "label" in absent:
-        raise InputError(f"{table}: the first line must name the columns path and label, found {', '.join(names) or 'none'}")
-    boxed = [column for column in BOX if column in header]
-    if boxed and len(boxed) < len(BOX):
-        raise InputError(f"{table}: a box needs the columns {', '.join(BOX)}; found only {', '.join(boxed)}")
-    if "role" in header and "split" not in header:
-        raise InputError(f"{table}: a role column needs a split column, with test for every query and gallery row")
-    return header
+                group = [] if images.groups is None else [images.groups[index]]
+                writer.writerow([images.describe(index), label, part, role, *box, *(group or [""] * grouped)])
 
 
 def _part(record: dict[str, str], where: str) -> str | None:
     split, role = record.get("split"), record.get("role", "")
     if split is None:
         return None
-    if split not in ("train", "test"):
-        raise InputError(f"{where}: {unknown('split', split, ('train', 'test'))}")
+    if split not in PARTS:
+        raise InputError(f"{where}: {unknown('split', split, PARTS)}")
     if role not in ("", "query", "gallery"):
         raise InputError(f"{where}: {unknown('role', role, ('query', 'gallery'))}")
-    if role and split == "train":
-        raise InputError(f"{where}: a train row has no role; leave it empty or make the split test")
+    if role and split != "test" and role != split:
+        raise InputError(f"{where}: a {split} row has no role; leave it empty or make the split test")
     return role or split
-
-
-def row_of(record: dict[str, str], where: str, labelled: bool = True) -> Row:
-    """Converts a record of a table to a `Row`. The label may be empty only if `labelled` is False."""
-    if labelled and not record["label"].strip():
-        raise InputError(f"{where}: the label is empty; name the class or remove the row")
-    box = None
-    if "left" in record:
-        try:
-            left, top, right, bottom = (round(float(record[edge])) for edge in BOX)
-        except (ValueError, OverflowError):
-            raise InputError(f"{where}: {', '.join(BOX)} must be numbers in every row; give the box in pixels") from None
-        if max(right, bottom) > LARGEST_SIDE:
-            raise InputError(f"{where}: box {left}, {top}, {right}, {bottom} is larger than any picture; give it in pixels")
-        if left < 0 or top < 0 or right <= left or bottom <= top:
-            raise InputError(f"{where}: box {left}, {top}, {right}, {bottom} is empty or starts outside the picture")
-        box = (left, top, right, bottom)
-    return Row(inside(record["path"], where), record["label"], where, box)
 
 
 def _walk(root: Path) -> Iterator[Row]:
@@ -264,7 +176,7 @@ def _refuse_twin_labels(rows: Sequence[Row]) -> None:
             )
 
 
-def _split(rows: Sequence[Row], seed: int, test_fraction: float, source: str) -> Split:
+def split_by_class(rows: Sequence[Row], seed: int, test_fraction: float, source: str) -> Split:
     """Chooses the test classes by a hash of seed and name, so that neither file order nor a generator's version matters."""
     if not 0 < test_fraction < 1:
         raise InputError(f"test_fraction must be between 0 and 1, got {test_fraction}")
@@ -298,7 +210,8 @@ def _refuse_incomplete_test(split: Split, table: Path) -> None:
             raise InputError(f"{row.where}: no gallery row has the label {row.label!r} of this query; add one or drop it")
 
 
-def _dataset(name: str, root: Path, split: Split) -> Dataset:
+def dataset_of(name: str, root: Path, split: Split, columns: Columns = Columns()) -> Dataset:
+    """A data set of rows by part, with the protocol that they ask for."""
     tested = [row for part in PARTS[1:] for row in split[part]]
     _refuse_twin_labels([*split["train"], *tested])
     shared = {row.label for row in split["train"]} & {row.label for row in tested}
@@ -309,12 +222,31 @@ def _dataset(name: str, root: Path, split: Split) -> Dataset:
             stacklevel=3,
         )
 
+    number = _numbered_groups(split["train"], tested)
+    if columns.group not in (None, GROUP) and not number:
+        raise InputError(f"{name}: no test image has a {columns.group} (data.exclude_same): fill it in, or omit the setting")
+
     def part(key: str, numbered: Sequence[Row]) -> ImageSet:
-        return image_set(f"{name} {key}", root, split[key], sorted({row.label for row in numbered}))
+        images = image_set(f"{name} {key}", root, split[key], sorted({row.label for row in numbered}))
+        known = number and all(row.group for row in split[key])  # training images need none
+        return replace(images, groups=np.array([number[row.group] for row in split[key]])) if known else images
 
     gallery = part("gallery", tested) if split["gallery"] else None
     query = part("test" if gallery is None else "query", tested)
     searched = len(query) - 1 if gallery is None else len(gallery)
     ks = tuple(k for k in KS if k <= searched) or KS[:1]
     label = "test" if gallery is None else "query/gallery"
+    if query.groups is not None:
+        label, ks = REID, REID_KS
     return Dataset(name, part("train", split["train"]), (Protocol(label, query, ks, gallery=gallery),))
+
+
+def _numbered_groups(trained: Sequence[Row], tested: Sequence[Row]) -> dict[str, int]:
+    """Numbers the groups, such as cameras; {} without any. Either all test rows have one, or none."""
+    names = sorted({row.group for row in tested})
+    if "" not in names:
+        return {name: number for number, name in enumerate(sorted({*names, *(row.group for row in trained)} - {""}))}
+    if len(names) > 1:
+        nameless = next(row for row in tested if not row.group)
+        raise InputError(f"{nameless.where}: the column of data.exclude_same is empty; fill it in for every test row")
+    return {}

@@ -51,16 +51,16 @@ def stream(seed: int, step: Union[int, "Tensor"], ids: Words) -> Words:
     return scramble(scramble(ids ^ base) ^ step)
 
 
-def _keys(seed: int, epoch: int, count: int, purpose: int) -> np.ndarray:
+def keys_of_epoch(seed: int, epoch: int, count: int, purpose: int) -> np.ndarray:
     # Augmentation uses the draws k < 64 of the same streams.
     return scramble(stream(seed, epoch, np.arange(count, dtype=np.int64)) ^ (64 + purpose))
 
 
 def _shuffled(seed: int, epoch: int, count: int, purpose: int) -> np.ndarray:
-    return np.argsort(_keys(seed, epoch, count, purpose), kind="stable")
+    return np.argsort(keys_of_epoch(seed, epoch, count, purpose), kind="stable")
 
 
-def _share(items: int, what: str, rank: int, world: int) -> slice:
+def share_of_rank(items: int, what: str, rank: int, world: int) -> slice:
     if not 0 <= rank < world:
         raise InputError(f"rank must be 0 to {world - 1} for {world} processes, got {rank}")
     if items < world:
@@ -106,13 +106,13 @@ class PKSampler:
         self._sizes = np.bincount(self._class_of)
         self._groups = -(-self._sizes // images_per_class)
         self._P, self._K, self._seed = classes_per_batch, images_per_class, seed
-        self._mine = _share(classes_per_batch, "classes a batch", rank, world)
+        self._mine = share_of_rank(classes_per_batch, "classes a batch", rank, world)
         self.steps_per_epoch = _fewest_batches(self._groups, classes_per_batch)
         self._plan_of = lru_cache(maxsize=1)(self._plan)
 
     def batch(self, step: int) -> np.ndarray:
         """Returns the P·K indices of batch `step`, or this rank's part of them, with the K of a class side by side."""
-        epoch, place = divmod(_counted(step), self.steps_per_epoch)
+        epoch, place = divmod(counted(step), self.steps_per_epoch)
         return self._plan_of(epoch)[place, self._mine].flatten()
 
     def _plan(self, epoch: int) -> np.ndarray:
@@ -121,10 +121,10 @@ class PKSampler:
         deck = deck[_shuffled(self._seed, epoch, len(deck), 0)]
         dealt = deal(self._groups, self._P, deck, _shuffled(self._seed, epoch, len(self._groups), 1))
         # Without this, the classes that had to be dealt, which come first, would always go to the same rank.
-        places = _keys(self._seed, epoch, dealt.size, 2).reshape(dealt.shape).argsort(axis=1, kind="stable")
+        places = keys_of_epoch(self._seed, epoch, dealt.size, 2).reshape(dealt.shape).argsort(axis=1, kind="stable")
         dealt = np.take_along_axis(dealt, places, axis=1)
 
-        images = np.lexsort((_keys(self._seed, epoch, len(self._class_of), 3), self._class_of))
+        images = np.lexsort((keys_of_epoch(self._seed, epoch, len(self._class_of), 3), self._class_of))
         start = np.cumsum(self._sizes) - self._sizes
         turn = _occurrence(dealt.reshape(-1)).reshape(dealt.shape)
         within = (turn[..., None] * self._K + np.arange(self._K)) % self._sizes[dealt][..., None]
@@ -210,17 +210,17 @@ class ShuffleSampler:
         if not 1 <= batch_size <= size:
             raise InputError(f"batch_size must be 1 to {size}, the number of images, got {batch_size}")
         self._size, self._batch_size = size, batch_size
-        self._mine = _share(batch_size, "images a batch", rank, world)
+        self._mine = share_of_rank(batch_size, "images a batch", rank, world)
         self.steps_per_epoch = -(-size // batch_size)
         self._order_of = lru_cache(maxsize=1)(lambda epoch: _shuffled(seed, epoch, size, 0))
 
     def batch(self, step: int) -> np.ndarray:
         """Returns the indices of batch `step`, or this rank's part of them."""
-        epoch, place = divmod(_counted(step), self.steps_per_epoch)
+        epoch, place = divmod(counted(step), self.steps_per_epoch)
         return self._order_of(epoch)[(place * self._batch_size + np.arange(self._batch_size)[self._mine]) % self._size]
 
 
-def _counted(step: int) -> int:
+def counted(step: int) -> int:
     if step < 0:
         raise InputError(f"step must be at least 0, got {step}")
     return step

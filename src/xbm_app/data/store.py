@@ -19,6 +19,7 @@ import numpy as np
 from PIL import Image
 
 from xbm.errors import InputError, unknown
+from xbm_app.data.encoded import EncodedSet
 from xbm_app.data.images import Dataset, ImageSet, Protocol, missing_image
 from xbm_app.data.parallel import default_workers, in_order
 from xbm_app.data.transforms import MODES
@@ -69,10 +70,13 @@ def describe(images: ImageSet, resize: int, mode: str) -> Manifest:
     """Returns the manifest that a store of these images would have now. Reads the size and time of every file."""
     if mode not in MODES:
         raise unknown("resize mode", mode, MODES)
-    stats = None
-    if images.pixels is None:
+    sizes = times = None
+    if isinstance(images, EncodedSet):
+        sizes, times = images.sizes().tolist(), images.times().tolist()
+    elif images.pixels is None:
         assert images.root is not None and images.paths is not None
         stats = [_stat(images.root / path) for path in images.paths]
+        sizes, times = [each.st_size for each in stats], [each.st_mtime_ns for each in stats]
     return Manifest(
         name=images.name,
         resize=resize,
@@ -80,8 +84,8 @@ def describe(images: ImageSet, resize: int, mode: str) -> Manifest:
         labels=images.labels.tolist(),
         paths=None if images.paths is None else list(images.paths),
         boxes=None if images.boxes is None else images.boxes.tolist(),
-        sizes=None if stats is None else [each.st_size for each in stats],
-        times=None if stats is None else [each.st_mtime_ns for each in stats],
+        sizes=sizes,
+        times=times,
         digest=None if images.pixels is None else sha256(images.pixels.tobytes()).hexdigest(),
     )
 
@@ -277,6 +281,7 @@ def _dataset(path: Path, outline: dict[str, Any]) -> Dataset:
             root=path,
             paths=manifest.paths or [f"{part}/{index}" for index in range(len(store))],
             boxes=None if manifest.boxes is None else np.array(manifest.boxes, np.int64),
+            groups=np.array(content["groups"], np.int64) if "groups" in content else None,
             store=store,
         )
     protocols = tuple(

@@ -13,6 +13,7 @@ import numpy as np
 
 from xbm.errors import DamagedFileError, InputError
 from xbm_app.data.decoding import LONGEST, open_image
+from xbm_app.data.encoded import EncodedSet
 from xbm_app.data.images import Dataset, ImageSet, parts
 from xbm_app.data.parallel import default_workers, in_order
 from xbm_app.data.store import FORMAT, OUTLINE, Manifest, describe, read_manifest, shard_file, shard_shapes
@@ -39,6 +40,8 @@ def _shape(images: ImageSet, index: int) -> tuple[int, int]:
         left, top, right, bottom = images.boxes[index].tolist()
         return max(1, right - left), max(1, bottom - top)
     assert images.root is not None and images.paths is not None
+    if isinstance(images, EncodedSet):
+        return images.open(index).size
     try:
         with open_image(images.root / images.paths[index]) as file:
             return file.size
@@ -154,7 +157,14 @@ def write_outline(dataset: Dataset, out: Path) -> None:
     names = {id(images): part for part, images in sets.items()}
     outline = {
         "name": dataset.name,
-        "sets": {part: {"name": images.name, "classes": [str(c) for c in images.class_names]} for part, images in sets.items()},
+        "sets": {
+            part: {
+                "name": images.name,
+                "classes": [str(c) for c in images.class_names],
+                **({} if images.groups is None else {"groups": images.groups.tolist()}),
+            }
+            for part, images in sets.items()
+        },
         "protocols": [
             {
                 "name": protocol.name,

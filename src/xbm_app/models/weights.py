@@ -5,11 +5,13 @@ import pickle
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from textwrap import shorten
+from zipfile import is_zipfile
 
 import torch
 from torch import Tensor, nn
 
 from xbm.errors import DamagedFileError, InputError
+from xbm_app.files import verify_archive
 
 State = dict[str, Tensor]
 
@@ -32,6 +34,8 @@ def read_weights(path: str | Path) -> State:
 
             state: object = load_file(path)
         else:
+            if is_zipfile(path):
+                verify_archive(path)
             state = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
         raise DamagedFileError(

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from xbm.errors import DamagedFileError, InputError
-from xbm_app.data.images import Dataset, ImageSet
+from xbm_app.data.images import REID, Dataset, ImageSet
 from xbm_app.files import read_json, reading
 from xbm_app.report.groups import SERIES, Doubtful, Match, Mined, Query, RunView, Trace
 from xbm_app.report.page import write_report
@@ -106,7 +106,8 @@ def _correct(examples: Examples, dataset: Dataset) -> np.ndarray:
     """(Q, k) bool: whether each retrieved image has the query's class."""
     protocol = dataset.protocols[0]
     gallery = protocol.gallery or protocol.query
-    return np.asarray(gallery.labels)[examples["neighbours"]] == np.asarray(protocol.query.labels)[:, None]
+    retrieved = examples["neighbours"]  # -1 where a gallery without the query's own camera has no more images
+    return (np.asarray(gallery.labels)[retrieved] == np.asarray(protocol.query.labels)[:, None]) & (retrieved >= 0)
 
 
 def _choose_queries(runs: Sequence[tuple[Examples, Dataset]]) -> np.ndarray:
@@ -125,7 +126,7 @@ def _queries(examples: Examples, dataset: Dataset, chosen: np.ndarray) -> list[Q
     queries = []
     for q in chosen[chosen < len(correct)].tolist():
         retrieved = zip(examples["neighbours"][q], examples["similarities"][q], correct[q])
-        matches = [Match(gallery.open(int(j)), float(s), bool(ok)) for j, s, ok in retrieved]
+        matches = [Match(gallery.open(int(j)), float(s), bool(ok)) for j, s, ok in retrieved if j >= 0]
         queries.append(Query(query.describe(q), query.open(q), matches))
     return queries
 
@@ -162,6 +163,9 @@ def _view(folder: Path, config: configs.Config, group: str, pictures: dict[str, 
     series = {name: np.array([row[name] for row in rows]) for name in ("step", *SERIES)}
     evaluations = [(int(row["step"]), row["recall@1"]) for row in rows if not math.isnan(row["recall@1"])]
     per_iteration = result.get("seconds_per_iteration")
+    reid = result["protocol"] == REID
+    others = ("map", "map@r", "r_precision") if reid else ("map@r", "r_precision")
+    cameras = f", each query without images of its class and {config.data.exclude_same}: R@K is CMC@K" if reid else ""
     return RunView(
         name=folder.name,
         group=group,
@@ -169,13 +173,13 @@ def _view(folder: Path, config: configs.Config, group: str, pictures: dict[str, 
         reduction=config.reduction if config.loss.name in ("contrastive", "triplet", "margin") else "",
         memory=config.memory.ratio > 0,
         seed=config.seed,
-        recall={name: v for name, v in result.items() if name.startswith("recall@") or name in ("map@r", "r_precision")},
+        recall={name: v for name, v in result.items() if name.startswith("recall@") or name in others},
         curve=result.get("curve", ()),
         seconds=per_iteration * result["iterations"] if per_iteration else math.nan,
         iterations=result["iterations"],
         trace=Trace(evaluations=evaluations, **series),
         notes=[(severity, text) for severity, text in result["notes"]],
-        data=f"{config.data.name}, {result['protocol']} classes never seen in training",
+        data=f"{config.data.name}, {result['protocol']} classes never seen in training{cameras}",
         config={
             "trunk": f"{config.model.trunk}, {config.model.dim}-d",
             "batch": f"{config.batch.size}, {config.batch.sampler}",

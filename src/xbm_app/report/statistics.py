@@ -180,8 +180,8 @@ def loss_name(loss: str) -> str:
 
 def metric_title(name: str) -> str:
     """A metric as tables write it: "recall@1" is "R@1", "map@r" is "MAP@R"."""
-    if name == "r_precision":
-        return "R-precision"
+    if name in ("r_precision", "map"):
+        return {"r_precision": "R-precision", "map": "mAP"}[name]
     return f"R@{name.removeprefix('recall@')}" if name.startswith("recall@") else name.upper()
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from xbm.errors import InputError
 from xbm_app.files import forget_checksum, record_checksum, verify
 from xbm_app.search.filters import Filter, Value, check_columns, sql
-from xbm_app.search.rows import Entry, Item, Known
+from xbm_app.search.rows import Entry, Item, Known, KnownRows
 
 FILE = "index.sqlite"
 FORMAT = 1
@@ -196,15 +196,19 @@ class Catalogue:
 
     # ------------------------------------------------------------------ writing, inside `change`
 
-    def add(self, entries: Sequence[Entry], vectors: np.ndarray, thumbnails: Sequence[bytes]) -> None:
+    def add(
+        self, entries: Sequence[Entry], vectors: np.ndarray, thumbnails: Sequence[bytes], known: KnownRows | None = None
+    ) -> None:
         """Adds images. An image with the same path and box is replaced and gets a new id.
 
         Args:
             vectors: (B, D) unit rows.
+            known: the images of the index, if the caller knows them.
         """
         described: list[tuple[int, Mapping[str, Value]]] = []
         for entry, vector, webp in zip(entries, np.ascontiguousarray(vectors, "<f4"), thumbnails, strict=True):
-            self.discard(entry.key)
+            if known is None or entry.key in known:
+                self.discard(entry.key)
             values = (*entry.key, entry.label, entry.size, entry.time, vector.tobytes())
             row = self._database.execute(
                 "INSERT INTO images (path, box, label, size, time, vector) VALUES (?, ?, ?, ?, ?, ?)", values
@@ -247,7 +251,7 @@ class Catalogue:
 
     # ------------------------------------------------------------------ reading
 
-    def known(self) -> dict[tuple[str, str], Known]:
+    def known(self) -> KnownRows:
         """All images by path and box."""
         rows = self._rows("SELECT path, box, id, label, size, time FROM images")
         return {(path, box): Known(*rest) for path, box, *rest in rows}

@@ -19,7 +19,9 @@ SUFFIXES = (".npz", ".parquet")
 VECTORS = ("embedding", "embeddings", "vector", "vectors")  # names of the column that is not metadata
 PATHS, LABELS = ("path", "paths"), ("label", "labels")
 RESERVED = ("id", "ids", "classes")  # ids are the index's own
+KINDS = "fiubUSMm"  # of arrays that hold numbers, texts or times
 ROWS = 20_000  # read at once
+MOST_COLUMNS = 1000  # of metadata; SQLite allows 2,000
 
 Batch = tuple[list[Entry], np.ndarray]  # and (B, D) float32 unit rows
 
@@ -43,7 +45,7 @@ def read_embeddings(source: Path) -> Iterator[Batch]:
     first = 0
     for columns in read(source):
         name = next(name for name in VECTORS if name in columns)
-        vectors = _unit(np.asarray(columns.pop(name), np.float32), first, source)
+        vectors = _unit(columns.pop(name), first, source)
         yield _entries(columns, vectors, first, source), vectors
         first += len(vectors)
     if not first:
@@ -56,37 +58,66 @@ def _entries(columns: Mapping[str, Any], vectors: np.ndarray, first: int, source
     data = metadata_columns({name: values for name, values in columns.items() if name not in (*PATHS, *LABELS, *RESERVED)})
     entries = []
     for row, vector in enumerate(vectors):
-        path = str(first + row) if paths is None else str(paths[row] or "")
+        where = f"{source}, row {first + row}"
+        path = str(first + row) if paths is None else _text(paths[row], where)
         if not path:
-            raise InputError(f"{source}, row {first + row}: the path is empty: name the row, or leave the column out")
-        label = "" if labels is None or labels[row] is None else str(labels[row] if classes is None else classes[labels[row]])
-        entry = Entry(path, label, len(vector), 0, data={name: plain(values[row]) for name, values in data.items()})
+            raise InputError(f"{where}: the path is empty: name the row, or leave the column out")
+        label = "" if labels is None else _text(labels[row] if classes is None else _class(classes, labels[row], where), where)
+        described = {name: _value(values[row], where) for name, values in data.items()}
+        entry = Entry(path, label, len(vector), 0, data=described)
         # the vector and its metadata take the place of the time of a file: other ones are another version of the row
         entries.append(replace(entry, time=zlib.crc32(vector.tobytes(), zlib.crc32(repr(entry.data).encode()))))
     return entries
+
+
+def _text(value: Any, where: str) -> str:
+    """A path or a label, which may be a number or bytes."""
+    try:
+        text = "" if value is None else value.decode() if isinstance(value, bytes) else str(value)
+        text.encode()
+    except UnicodeError:
+        raise InputError(f"{where}: {value!r} is not UTF-8: write it again") from None
+    return text
+
+
+def _value(value: Any, where: str) -> Value:
+    return plain(_text(value, where) if isinstance(value, str | bytes) else value)
+
+
+def _class(classes: np.ndarray, label: Any, where: str) -> Any:
+    """The name of a class, given by its number as `xbm embed` writes it."""
+    if classes.ndim != 1 or not isinstance(label, int | np.integer) or not 0 <= label < len(classes):
+        raise InputError(f"{where}: the label {label} is not the number of one of the classes: write labels as numbers from 0")
+    return classes[label]
 
 
 def metadata_columns(columns: Mapping[str, Any]) -> dict[str, Any]:
     """The columns whose names can be used in a filter.
 
     Raises:
-        InputError: two names are the same but for upper and lower case.
+        InputError: two names are the same but for upper and lower case, or there are too many.
     """
     usable = {
         name: values
         for name, values in columns.items()
-        if name.strip() and name not in (*OWN, *RESERVED) and not any(sign in name for sign in ('"', *OPERATORS, "!"))
-    }
+        if name.strip() and name.isprintable() and name.casefold() not in (*OWN, *RESERVED)
+        and not any(sign in name for sign in ('"', *OPERATORS, "!"))
+    }  # fmt: skip
     folded = {name.casefold(): name for name in usable}
     for name in usable:
         if folded[name.casefold()] != name:
             raise InputError(
                 f"the columns {name!r} and {folded[name.casefold()]!r} differ in upper and lower case only: rename one"
             )
+    if len(usable) > MOST_COLUMNS:
+        raise InputError(f"there are {len(usable):,} columns of metadata: keep at most {MOST_COLUMNS:,}")
     return usable
 
 
-def _unit(vectors: np.ndarray, first: int, source: Path) -> np.ndarray:
+def _unit(given: np.ndarray, first: int, source: Path) -> np.ndarray:
+    if given.dtype.kind not in "fiub":
+        raise InputError(f"{source} must hold vectors of numbers, got {given.dtype}: convert them to float32")
+    vectors = given.astype(np.float32, copy=False)
     if vectors.ndim != 2 or vectors.shape[1] == 0:
         raise InputError(
             f"{source} must hold one vector per row, all of the same length, got an array of shape {vectors.shape}"
@@ -116,8 +147,11 @@ def _read_npz(source: Path) -> Iterator[dict[str, Any]]:
         raise InputError(f"{source} has no array named {', '.join(VECTORS)}, but {', '.join(columns) or 'nothing'}: rename one")
     count = len(columns[name]) if columns[name].ndim else 0
     classes = {"classes": columns["classes"]} if "classes" in columns else {}
-    rows = {name: values for name, values in columns.items() if values.ndim and len(values) == count and name not in classes}
-    rows = {each: values for each, values in rows.items() if each == name or values.ndim == 1}
+    for each in (*PATHS, *LABELS):
+        if each in columns and columns[each].shape != (count,):
+            raise InputError(f"{source} has {count} vectors, but {each} of shape {columns[each].shape}: give one per vector")
+    rows = {each: values for each, values in columns.items() if values.shape == (count,) and values.dtype.kind in KINDS}
+    rows = {each: values for each, values in rows.items() if each not in classes} | {name: columns[name]}
     for start in range(0, count, ROWS):
         yield {**{each: values[start : start + ROWS] for each, values in rows.items()}, **classes}
 
@@ -127,11 +161,21 @@ def _schema(source: Path) -> Any:
     import pyarrow.parquet
 
     try:
-        return pyarrow.parquet.read_schema(source)
+        schema = pyarrow.parquet.read_schema(source)
     except FileNotFoundError:
         raise InputError(f"{source} does not exist: pass an .npz or .parquet file with embeddings") from None
     except (OSError, pyarrow.ArrowException) as error:
         raise InputError(f"{source} cannot be read as Parquet ({error}): write it again") from None
+    if len(set(schema.names)) < len(schema.names):
+        raise InputError(f"{source} has two columns of the same name: rename one")
+    return schema
+
+
+def _is_shown(field: Any) -> bool:
+    """Whether a column is not of bytes, such as those of images."""
+    import pyarrow.types as types
+
+    return field.name in (*PATHS, *LABELS) or not (types.is_binary(field.type) or types.is_large_binary(field.type))
 
 
 def _is_list(kind: Any) -> bool:
@@ -156,9 +200,9 @@ def _read_parquet(source: Path) -> Iterator[dict[str, Any]]:
     name = _vector_column(schema)
     if name is None:
         raise InputError(f"{source} has no column of vectors (lists of numbers): add one named embedding")
-    used = [name, *(field.name for field in schema if not _is_list(field.type) and not pyarrow.types.is_struct(field.type))]
+    used = [name, *(field.name for field in schema if not pyarrow.types.is_nested(field.type) and _is_shown(field))]
     try:
-        with pyarrow.parquet.ParquetFile(source) as file:
+        with pyarrow.parquet.ParquetFile(source, page_checksum_verification=True) as file:
             for batch in file.iter_batches(ROWS, columns=used):
                 columns: dict[str, Any] = {each: batch.column(each).to_pylist() for each in used if each != name}
                 yield {VECTORS[0]: _matrix(batch.column(name), source), **columns}

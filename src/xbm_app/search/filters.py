@@ -1,6 +1,7 @@
 """Filters on what an index stores about its rows: `label=cat`, `price<=20`, `color!=red`."""
 
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -49,7 +50,7 @@ def filters_of(texts: Iterable[str] | None, label: str | None = None) -> tuple[F
 
 
 def plain(value: Any) -> Value:
-    """A value as it is stored: texts that look like numbers, and truth values, become numbers.
+    """A value as it is stored: texts that look like numbers, and truth values, become numbers; NaN and infinity are no values.
 
     Example:
         >>> plain("20"), plain("2.5e1"), plain(True), plain("red"), plain("007"), plain("")
@@ -59,8 +60,10 @@ def plain(value: Any) -> Value:
         return None
     if isinstance(value, bool):
         return int(value)
-    if isinstance(value, int | float):
-        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, int):
+        return value if -(2**63) <= value < 2**63 else float(value)
     text = str(value)
     match = NUMBER.fullmatch(text)
     if match is None:

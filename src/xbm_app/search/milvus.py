@@ -20,12 +20,13 @@ import numpy as np
 from xbm.errors import InputError
 from xbm_app.search.filters import Filter, Value, check_columns, expression
 from xbm_app.search.milvus_connection import MilvusConnection
-from xbm_app.search.rows import Entry, Item, Known
+from xbm_app.search.rows import Entry, Item, Known, KnownRows
 
 PAGE = 10_000  # rows per query; Milvus allows 16,384
 INSERTED = 4_000_000  # bytes of vectors and thumbnails per insertion; Milvus accepts messages of 64 MB
 TEXT = 65_535  # bytes of the longest text in Milvus
 PIECE = 48_000  # bytes of weights per row, less than TEXT in base64
+FLUSHED = 600  # seconds that an engine may take to index what was added
 FIELDS = ["path", "box", "label", "size", "time"]
 SHOWN = ["id", "path", "label", "data"]
 
@@ -55,6 +56,12 @@ class MilvusCatalogue(MilvusConnection):
     @property
     def complete(self) -> bool:
         return True
+
+    def build(self) -> None:
+        """Has the engine index the rows that were added: until then it compares each with every query."""
+        if self.get("dim") is not None:
+            with self._asking():
+                self._client.flush(self.name, timeout=FLUSHED)
 
     def publish(self) -> None:
         """States that an update is complete: servers look at what has changed."""
@@ -129,8 +136,14 @@ class MilvusCatalogue(MilvusConnection):
 
     # ------------------------------------------------------------------ writing
 
-    def add(self, entries: Sequence[Entry], vectors: np.ndarray, thumbnails: Sequence[bytes]) -> None:
-        """Adds images. An image with the same path and box is replaced and gets a new id."""
+    def add(
+        self, entries: Sequence[Entry], vectors: np.ndarray, thumbnails: Sequence[bytes], known: KnownRows | None = None
+    ) -> None:
+        """Adds images. An image with the same path and box is replaced and gets a new id.
+
+        Args:
+            known: the images of the index, if the caller knows them: to look for them takes longer the more there are.
+        """
         rows = [
             {
                 "path": entry.path, "box": entry.key[1], "label": entry.label, "size": entry.size, "time": entry.time,
@@ -142,15 +155,18 @@ class MilvusCatalogue(MilvusConnection):
         step = max(1, INSERTED // (4 * vectors.shape[1] + max(map(len, thumbnails), default=0) + 1000)) if rows else 1
         with self._asking():
             for start in range(0, len(rows), step):
-                self._discard(entries[start : start + step])
+                self._discard(entries[start : start + step], known)
                 self._client.insert(self.name, rows[start : start + step])
 
-    def _discard(self, entries: Sequence[Entry]) -> None:
+    def _discard(self, entries: Sequence[Entry], known: KnownRows | None) -> None:
         """Removes earlier rows of the same images."""
-        paths = json.dumps([entry.path for entry in entries])
-        old = self._client.query(self.name, filter=f"path in {paths}", output_fields=["id", "path", "box"])
         keys = {entry.key for entry in entries}
-        ids = [row["id"] for row in old if (row["path"], row["box"]) in keys]
+        if known is None:
+            paths = json.dumps([entry.path for entry in entries])
+            old = self._client.query(self.name, filter=f"path in {paths}", output_fields=["id", "path", "box"])
+            ids = [row["id"] for row in old if (row["path"], row["box"]) in keys]
+        else:
+            ids = [known[key].id for key in keys & known.keys()]
         if ids:
             self._client.delete(self.name, ids)
 
@@ -191,7 +207,7 @@ class MilvusCatalogue(MilvusConnection):
 
     # ------------------------------------------------------------------ reading
 
-    def known(self) -> dict[tuple[str, str], Known]:
+    def known(self) -> KnownRows:
         """All images by path and box."""
         return {(r["path"], r["box"]): Known(r["id"], r["label"], r["size"], r["time"]) for r in self._all(["id", *FIELDS])}
 

@@ -119,6 +119,7 @@ def open_neighbours(catalogue: AnyCatalogue) -> Neighbours | MilvusNeighbours:
 def build(catalogue: AnyCatalogue) -> Neighbours | MilvusNeighbours:
     """Like `open_neighbours`, but stores the codes beside the catalogue for the next time."""
     if isinstance(catalogue, MilvusCatalogue):
+        catalogue.build()
         return MilvusNeighbours(catalogue)
     path = catalogue.folder / FILE
     exact = _exact(catalogue)

@@ -46,6 +46,9 @@ class Known(NamedTuple):
     time: int
 
 
+KnownRows = Mapping[tuple[str, str], Known]  # by `Entry.key`
+
+
 class Item(NamedTuple):
     """An image as a search result shows it."""
 

@@ -17,8 +17,8 @@ from PIL import Image
 
 from xbm.errors import InputError
 from xbm_app.data.decoding import UNREADABLE
+from xbm_app.data.image_tables import COLUMNS, read_records, row_of
 from xbm_app.data.images import ImageSet, Row, image_files, inside, readable
-from xbm_app.data.own_images import COLUMNS, read_records, row_of
 from xbm_app.files import CHECKSUMS, lock, write_checkpoint
 from xbm_app.search.catalogue import FILE, TABLES, Catalogue, root_of
 from xbm_app.search.embeddings import metadata_columns, read_embeddings
@@ -26,7 +26,7 @@ from xbm_app.search.encoders import OwnEncoder
 from xbm_app.search.engines import AnyCatalogue, is_milvus
 from xbm_app.search.filters import Value, plain
 from xbm_app.search.milvus import MilvusCatalogue
-from xbm_app.search.rows import Entry
+from xbm_app.search.rows import Entry, KnownRows
 from xbm_app.search.searcher import hash_weights, quickest_threads
 from xbm_app.train.config import to_dict
 from xbm_app.train.load import Embedder, load
@@ -85,7 +85,7 @@ def update(
             catalogue.relabel((old.id, entry.label) for entry, old in kept if entry.label != old.label)
             catalogue.describe([(old.id, entry.data) for entry, old in kept if entry.data])
         todo = [*changed, *new]
-        unreadable = _embed(catalogue, model, root, todo, tell, quiet) if todo else 0
+        unreadable = _embed(catalogue, model, root, todo, known, tell, quiet) if todo else 0
         if not len(catalogue):
             raise InputError(f"none of the images of {source} can be read: give another folder")
         changes = Changes(len(new), len(changed), len(gone), len(kept) - len(changed), unreadable)
@@ -134,7 +134,7 @@ def update_embeddings(file: Path, out: Path | str, images: Path | None, tell: Te
             todo = [entries[row] for row in differs]
             thumbnails = [b"" if images is None else _thumbnail_of(images, entry, tell) for entry in todo]
             with catalogue.change():
-                catalogue.add(todo, vectors[differs], thumbnails)
+                catalogue.add(todo, vectors[differs], thumbnails, known)
         gone = [known[key].id for key in known.keys() - seen]
         with catalogue.change():
             catalogue.remove(gone)
@@ -160,7 +160,13 @@ def _thumbnail_of(root: Path, entry: Entry, tell: Tell) -> bytes:
 
 
 def _embed(
-    catalogue: AnyCatalogue, model: Embedder | OwnEncoder, root: Path, entries: Sequence[Entry], tell: Tell, quiet: bool
+    catalogue: AnyCatalogue,
+    model: Embedder | OwnEncoder,
+    root: Path,
+    entries: Sequence[Entry],
+    known: KnownRows,
+    tell: Tell,
+    quiet: bool,
 ) -> int:
     """Embeds and adds images batch by batch; returns how many could not be read."""
 
@@ -179,7 +185,8 @@ def _embed(
                 if vectors is not None:
                     if catalogue.get("dim") is None:  # an encoder of one's own shows it with its first vectors
                         catalogue.set("dim", vectors.shape[1])
-                    catalogue.add([entries[index] for index in prepared], vectors, [webp for _, webp in prepared.values()])
+                    thumbnails = [webp for _, webp in prepared.values()]
+                    catalogue.add([entries[index] for index in prepared], vectors, thumbnails, known)
     return unreadable
 
 

@@ -12,6 +12,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from xbm.errors import DamagedFileError, InputError, unknown
 from xbm_app.files import replacing, verify
+from xbm_app.train.setting_values import WANTED, boolean_of, option_of, unbracketed, without_aliases, yaml_of
 
 LARGEST_SEED = (1 << 63) - 1
 LARGEST = (1 << 31) - 1  # of any other whole number
@@ -33,6 +34,9 @@ class Data:
     noise: float = 0.0  # share of the training labels replaced by wrong ones, to measure robustness
     skip_problems: bool = False  # leave out broken, tiny and duplicate images, and classes with a single image
     interpolation: str = "bilinear"  # how images are resized: bilinear, or bicubic, as most models of timm were trained
+    label: str = "label"  # the column of a table, or the field of a .json file in tar shards, that says the class
+    split: str = "split"  # the column of a table that says train, test, query or gallery
+    exclude_same: str | None = None  # re-identification: a column such as camera, which a query and its matches may not share
     features: str | None = None  # folder for the features of a frozen trunk, to share them between runs; None: the run folder
 
 
@@ -54,7 +58,8 @@ class Model:
 class Batch:
     size: int = 64  # m
     per_class: int = 4  # K
-    sampler: str = "pk"  # pk or shuffle
+    sampler: str = "pk"  # pk, shuffle, or stream: tar shards in their order
+    buffer: int = 16_384  # images of a stream that wait for others of their class
     accumulate: int = 1  # batches per optimizer step
     chunk: int = 0  # images that are embedded at a time, for batches of thousands; 0: the whole batch
 
@@ -227,7 +232,7 @@ def _override(node: Any, path: list[str], value: Any, full: str) -> Any:
     hints = _hints(type(node))  # type: ignore[arg-type]  # a class is hashable
     if len(path) == 2 and get_origin(hints.get(path[0])) is dict:
         try:
-            return replace(node, **{path[0]: {**getattr(node, path[0]), path[1]: _option(value)}})
+            return replace(node, **{path[0]: {**getattr(node, path[0]), path[1]: option_of(value)}})
         except (ValueError, TypeError):
             raise InputError(f"{full} must be a number, true or false, or a word, not {value!r}") from None
     if path[0] not in hints or (len(path) == 1) == is_dataclass(hints[path[0]]):
@@ -249,13 +254,13 @@ def _convert(value: Any, hint: Any, path: str) -> Any:
         return _convert(value, next(a for a in get_args(hint) if a is not type(None)), path)
     try:
         if origin is tuple:
-            items = _unbracketed(value).replace(",", " ").split() if isinstance(value, str) else value
+            items = unbracketed(value).replace(",", " ").split() if isinstance(value, str) else value
             return tuple(_convert(item, get_args(hint)[0], path) for item in items)
         if origin is dict:
-            parsed = _yaml(value) if isinstance(value, str) else value
-            return {str(name): _option(option) for name, option in dict(parsed or {}).items()}
+            parsed = yaml_of(value) if isinstance(value, str) else value
+            return {str(name): option_of(option) for name, option in dict(parsed or {}).items()}
         if hint is bool:
-            return _boolean(value)
+            return boolean_of(value)
         if hint is int:
             whole = int(str(value).replace("_", "")) if isinstance(value, str) else value
             if isinstance(whole, bool) or whole != int(whole):
@@ -271,55 +276,6 @@ def _convert(value: Any, hint: Any, path: str) -> Any:
     except (ValueError, TypeError, AttributeError, OverflowError):
         wanted = WANTED.get(origin or hint, str(hint))
         raise InputError(f"{path} must be {wanted}, not {value!r}") from None
-
-
-WANTED = {
-    bool: "true or false", int: "a whole number", float: "a number", str: "text",
-    tuple: "whole numbers separated by commas", dict: "names and numbers, such as {margin: 0.5}",
-}  # fmt: skip
-
-
-def _unbracketed(text: str) -> str:
-    text = text.strip()
-    return text[1:-1] if text.startswith("[") and text.endswith("]") else text
-
-
-def _yaml(text: str) -> Any:
-    import yaml
-
-    try:
-        return _parsed(text)
-    except (yaml.YAMLError, RecursionError):
-        raise ValueError from None
-
-
-def _parsed(text: str) -> Any:
-    """The values of a YAML text without aliases, of which a few lines can stand for gigabytes."""
-    import yaml
-
-    for token in yaml.scan(text, yaml.SafeLoader):
-        if isinstance(token, yaml.AliasToken):
-            raise yaml.YAMLError(f"line {token.start_mark.line + 1} has the alias *{token.value}: write the value itself")
-    return yaml.safe_load(text)
-
-
-def _option(value: Any) -> float | bool | str:
-    """A number, true or false, or a word; as text they are told apart as YAML does."""
-    parsed = _yaml(value) if isinstance(value, str) else value
-    if isinstance(parsed, bool):
-        return parsed
-    try:
-        return float(parsed)
-    except ValueError:
-        return parsed
-
-
-def _boolean(value: Any) -> bool:
-    if isinstance(value, bool):
-        return value
-    if isinstance(value, str) and value.lower() in ("true", "false", "yes", "no", "on", "off"):
-        return value.lower() in ("true", "yes", "on")
-    raise ValueError
 
 
 def to_dict(config: Config) -> dict[str, Any]:
@@ -348,7 +304,7 @@ def load(path: Path) -> Config:
     except DamagedFileError:  # editing the config of a run is how to tell it that its data has moved
         warnings.warn(f"{path} was edited or damaged since xbm wrote it: what it says now is used", stacklevel=1)
     try:
-        values = _parsed(path.read_text(encoding="utf-8"))
+        values = without_aliases(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         raise InputError(f"{path} does not exist: pass a run folder or a config file") from None
     except IsADirectoryError:

@@ -22,12 +22,17 @@ from xbm.errors import InputError, unknown
 from xbm_app.data.benchmarks import BENCHMARKS, read_benchmark
 from xbm_app.data.check import BROKEN, check_dataset, report, skip_problems
 from xbm_app.data.decoding import UNREADABLE, open_image
+from xbm_app.data.encoded import EncodedSet
 from xbm_app.data.feeds import Batches, DecodeFeed, Feed, ResidentFeed, StoreFeed
+from xbm_app.data.image_tables import GROUP, Columns
 from xbm_app.data.images import Dataset, ImageSet, Protocol, missing_image, parts
-from xbm_app.data.own_images import read_folder, read_table, write_split
+from xbm_app.data.own_data import is_table, read_own
+from xbm_app.data.own_images import read_table, write_split
 from xbm_app.data.parallel import in_order
 from xbm_app.data.samplers import PKSampler, ShuffleSampler
 from xbm_app.data.store import Store, StoredSet, open_store, read_stored
+from xbm_app.data.stream_sampler import StreamSampler
+from xbm_app.data.tar_shards import Shards
 from xbm_app.data.transforms import Augmentation
 from xbm_app.files import verify
 from xbm_app.models import EmbeddingModel
@@ -37,7 +42,7 @@ Batch = tuple[Tensor, Tensor, Tensor]  # images, labels, ids
 
 SAMPLED = 64  # images whose bytes are part of a fingerprint
 SPLIT = "split.csv"  # in the folder of a run on own data
-TABLES = (".csv", ".parquet")
+SPLIT_COLUMNS = Columns(group=GROUP)  # of that file, whatever those of the user's table are
 AUGMENTATIONS = {
     "paper": "crop", "official": "resized_crop", "shift": "shift", "strong": "resized_crop", "none": "none",
 }  # fmt: skip
@@ -59,15 +64,17 @@ def read_data(data: Data, split: Path | None = None) -> Dataset:
     if data.root is None:
         option = "--data DIR" if data.name == "own" else "--root DIR"
         raise InputError(f"the folder with the images of {data.name} is not set: pass {option} (data.root)")
-    root = Path(data.root)
+    root, columns = Path(data.root), Columns(data.label, data.split, data.exclude_same)
     if data.name != "own":
         return read_benchmark(data.name, root)
-    table = root.suffix.lower() in TABLES and not root.is_dir()
     if split is not None and verify(split).exists():
         with warnings.catch_warnings(action="ignore"):  # the user saw them when the run began
-            dataset = read_table(split, root.parent if table else root)
-        return _renamed(dataset, root.stem if table else os.path.basename(os.path.realpath(root)))
-    return read_folder(root) if not table else read_table(root)
+            dataset = read_table(split, root.parent if is_table(root) else root, columns=SPLIT_COLUMNS)
+        return _renamed(dataset, root.stem if is_table(root) else os.path.basename(os.path.realpath(root)))
+    dataset = read_own(data.root, columns)
+    if data.skip_problems and isinstance(dataset.train, EncodedSet):
+        raise InputError("--skip-problems opens every image beforehand, but not those within larger files: omit it")
+    return dataset
 
 
 def _renamed(dataset: Dataset, name: str) -> Dataset:
@@ -104,7 +111,8 @@ def begin_run(config: Config, folder: Path, ranks: Ranks | None = None) -> Datas
             count = len({problem.text for problem in broken})
             are = "image is" if count == 1 else "images are"
             raise InputError(f"{count} {are} broken in {config.data.root}: repair them, or add --skip-problems")
-        write_split(dataset, folder / SPLIT)
+        if not isinstance(dataset.train, EncodedSet):  # the split of shards is in their names, or that of their classes
+            write_split(dataset, folder / SPLIT)
     folder.mkdir(parents=True, exist_ok=True)
     if ranks is not None:
         ranks.wait()
@@ -131,7 +139,9 @@ def fingerprint(images: ImageSet) -> dict[str, str]:
     boxes = None if images.boxes is None else images.boxes.tolist()
     listed = zlib.crc32(json.dumps([images.paths and list(images.paths), boxes, images.labels.tolist()]).encode())
     some, content = np.unique(np.linspace(0, len(images) - 1, SAMPLED).astype(int)).tolist(), 0
-    if images.pixels is not None or isinstance(images, StoredSet):
+    if isinstance(images, EncodedSet):
+        source, parts = "files", [json.dumps(images.sizes().tolist()).encode(), *(images.bytes_of(index) for index in some)]
+    elif images.pixels is not None or isinstance(images, StoredSet):
         source, parts = "pixels", [np.asarray(images.open(index)).tobytes() for index in some]
     else:
         assert images.root is not None and images.paths is not None
@@ -182,6 +192,11 @@ def flip_labels(images: ImageSet, share: float) -> ImageSet:
     labels = images.labels.copy()
     labels[wrong] = (labels[wrong] + draw.integers(1, images.num_classes, len(wrong))) % images.num_classes
     return replace(images, labels=labels)
+
+
+def is_stream(images: ImageSet) -> bool:
+    """Whether a set is read in the order of its shards."""
+    return isinstance(images, EncodedSet) and isinstance(images.source, Shards)
 
 
 def typical_side(images: ImageSet) -> int:
@@ -240,15 +255,20 @@ def feed_of(images: ImageSet, config: Config, augmentation: Augmentation, device
     raise unknown("data.feed", how, ["auto", "decode", "store", "resident"])
 
 
-def sampler_of(images: ImageSet, config: Config, rank: int = 0, world: int = 1) -> PKSampler | ShuffleSampler:
+def sampler_of(images: ImageSet, config: Config, rank: int = 0, world: int = 1) -> PKSampler | ShuffleSampler | StreamSampler:
     batch = config.batch
     if batch.sampler == "shuffle":
         return ShuffleSampler(len(images), batch.size, config.seed, rank, world)
-    if batch.sampler != "pk":
-        raise unknown("batch.sampler", batch.sampler, ["pk", "shuffle"])
+    if batch.sampler not in ("pk", "stream"):
+        raise unknown("batch.sampler", batch.sampler, ["pk", "shuffle", "stream"])
     if batch.size % batch.per_class:
         raise InputError(f"batch.size={batch.size} must be a multiple of batch.per_class={batch.per_class}")
-    return PKSampler(images.labels, batch.size // batch.per_class, batch.per_class, config.seed, rank, world)
+    P, K = batch.size // batch.per_class, batch.per_class
+    if batch.sampler == "pk":
+        return PKSampler(images.labels, P, K, config.seed, rank, world)
+    if not isinstance(images, EncodedSet):
+        raise InputError("batch.sampler=stream reads shards in their order: set batch.sampler=pk for other data")
+    return StreamSampler(images.labels, images.shards(), P, K, config.seed, batch.buffer, rank, world)
 
 
 class TrainingData:
@@ -273,10 +293,21 @@ class TrainingData:
         workers = max(PREFETCH, self.feed.workers) if self.device.type == "cpu" else None
         return iter(Batches(self.feed, self.sampler, first, stop, workers, self.device))
 
+    def stream_state(self, step: int) -> dict[str, Tensor] | None:
+        """What the batches from `step` on depend on; None if that is no more than the seed and the step."""
+        return self.sampler.state(step * self.batches_per_step) if isinstance(self.sampler, StreamSampler) else None
+
+    def load_stream_state(self, state: dict[str, Tensor] | None) -> None:
+        if isinstance(self.sampler, StreamSampler) and state is not None:
+            self.sampler.load_state(state)
+
     def random_indices(self) -> list[np.ndarray]:
         """Draws what the memory is filled from: each training image once, but no more images than the run trains on."""
         size = self.config.batch.size
-        order = np.random.default_rng([self.config.seed, 1]).permutation(len(self.feed))
+        if isinstance(self.sampler, StreamSampler):
+            order = self.sampler.order(-1)
+        else:
+            order = np.random.default_rng([self.config.seed, 1]).permutation(len(self.feed))
         order = order[: size * self.config.optim.iterations]
         parts = np.array_split(order, math.ceil(len(order) / size))  # equal sizes: batch norm fails on a single image
         return [np.array_split(part, self.ranks.world)[self.ranks.rank] for part in parts]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from xbm.distributed import Ranks
 from xbm.memory import CrossBatchMemory
-from xbm.retrieval import cumulative, nearest
+from xbm.retrieval import cumulative, nearest, own_group_ids
 from xbm_app.data.feeds import sweep
 from xbm_app.data.images import ImageSet, Protocol
 from xbm_app.files import read_checkpoint, read_json, replacing, write_json
@@ -163,21 +163,24 @@ def recall_curve(protocol: Protocol, embeddings: dict[int, Tensor], ranks: Ranks
     """Recall@K for K = 1, 2, ..."""
     queries = embeddings[id(protocol.query)]
     labels = torch.as_tensor(protocol.query.labels, device=queries.device)
+    ids, gallery_ids = own_group_ids(protocol)
     if protocol.gallery is None:
-        return cumulative(queries, labels, up_to=up_to, ranks=ranks).tolist()
+        return cumulative(queries, labels, ids=ids, up_to=up_to, ranks=ranks).tolist()
+    gallery = embeddings[id(protocol.gallery)]
     gallery_labels = torch.as_tensor(protocol.gallery.labels, device=queries.device)
-    return cumulative(queries, labels, embeddings[id(protocol.gallery)], gallery_labels, up_to=up_to, ranks=ranks).tolist()
+    return cumulative(queries, labels, gallery, gallery_labels, ids, gallery_ids, up_to=up_to, ranks=ranks).tolist()
 
 
 def neighbours(protocol: Protocol, embeddings: dict[int, Tensor], ranks: Ranks) -> dict[str, np.ndarray]:
     """What every query retrieves, as indices, and how similar it is."""
     queries, count = embeddings[id(protocol.query)], len(protocol.query)
+    ids, gallery_ids = own_group_ids(protocol)
     if protocol.gallery is None:
-        own = torch.arange(count, device=queries.device)
+        own = torch.arange(count) if ids is None else ids
         similarity, index = nearest(queries, queries, min(NEIGHBOURS, count - 1), own, own, ranks)
     else:
         gallery = embeddings[id(protocol.gallery)]
-        similarity, index = nearest(queries, gallery, min(NEIGHBOURS, len(protocol.gallery)), ranks=ranks)
+        similarity, index = nearest(queries, gallery, min(NEIGHBOURS, len(protocol.gallery)), ids, gallery_ids, ranks)
     return {"neighbours": index.cpu().numpy(), "similarities": similarity.cpu().numpy()}
 
 

@@ -1,6 +1,5 @@
 """A trained model to use: `xbm.load(run).embed(images)`; and its scores by the data set's own protocol."""
 
-import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from xbm.retrieval import score as score_protocol
 from xbm_app.data.decoding import fit
 from xbm_app.data.feeds import DecodeFeed, sweep
 from xbm_app.data.images import ImageSet, Protocol, readable
+from xbm_app.data.own_data import whole_path
 from xbm_app.data.transforms import as_channels, centre_params, cut
 from xbm_app.files import read_checkpoint, reading
 from xbm_app.train.config import Config, from_dict, override
@@ -179,7 +179,7 @@ def evaluate_run(folder: Path, root: Path | None = None) -> dict[str, Any]:
     model = load(folder)
     config = model.config
     if root is not None:
-        config = replace(config, data=replace(config.data, root=os.path.realpath(root)))
+        config = replace(config, data=replace(config.data, root=whole_path(root)))
     dataset = read_run(config, folder.parents[1] if folder.is_file() else folder)
     scores, _ = score_protocols(dataset.protocols, model.embed_set)
     first = dataset.protocols[0].name

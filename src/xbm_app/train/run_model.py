@@ -3,8 +3,9 @@
 import copy
 import hashlib
 import json
+import zlib
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -12,12 +13,12 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from xbm.distributed import Ranks
-from xbm.errors import InputError
+from xbm.errors import DamagedFileError, InputError
 from xbm_app.data.feeds import Feed, sweep
 from xbm_app.data.images import ImageSet, folder_name
 from xbm_app.data.store import StoredSet, describe, read_manifest
 from xbm_app.data.transforms import Augmentation
-from xbm_app.files import lock, replacing
+from xbm_app.files import MALFORMED, lock, replacing
 from xbm_app.models import EmbeddingModel, build_model, freeze, freeze_batch_norm
 from xbm_app.models.timm_trunks import PREFIX, usable_side
 from xbm_app.progress import track
@@ -78,7 +79,7 @@ def features_of(
 
     A file is named after everything that its contents depend on. With several processes the first one computes them.
     """
-    path = folder / f"{folder_name(images.name)}-{_features_digest(model, images, feed.augmentation)}.npy"
+    path = folder / f"{folder_name(images.name)}-{_features_digest(model, images, feed.augmentation)}.npz"
     features = _read_features(path, len(images))
     if features is None and ranks.first:
         was_training = model.training
@@ -87,37 +88,51 @@ def features_of(
         features = _compute_features(model, feed, path.with_suffix(".unfinished"), f"features of {images.name}", device)
         model.train(was_training)
         with replacing(path) as temporary:
-            np.save(temporary, features)
+            np.savez(temporary, features=features)  # an archive, since it has a checksum
         path.with_suffix(".unfinished").unlink(missing_ok=True)
     ranks.wait()
-    return torch.from_numpy(np.load(path) if features is None else features).to(device)
+    features = _read_features(path, len(images)) if features is None else features
+    if features is None:
+        raise DamagedFileError(path, f"{path} was damaged right after it was written: check the disk, and start again")
+    return torch.from_numpy(features).to(device)
 
 
 def _compute_features(model: EmbeddingModel, feed: Feed, unfinished: Path, what: str, device: torch.device) -> np.ndarray:
     """(N, width), batch by batch. If the process is killed, the next one continues from the file `unfinished`."""
     width = model.head.in_features
-    batch_bytes = 4 * width * EMBED_BATCH
     with unfinished.open("a+b") as file:
         alone = lock(file.fileno())  # otherwise another process is computing the same features
-        done = file.tell() // batch_bytes if alone else 0
-        if alone:
-            file.truncate(done * batch_bytes)
-        file.seek(0)
-        parts = [np.frombuffer(file.read(done * batch_bytes), np.float32).reshape(-1, width)]
-        batches = sweep(feed, EMBED_BATCH, device=device, first=done * EMBED_BATCH)
-        for batch, _, _ in track(batches, what, -(-len(feed) // EMBED_BATCH) - done):
+        parts = _whole_batches(file, width) if alone else []
+        batches = sweep(feed, EMBED_BATCH, device=device, first=len(parts) * EMBED_BATCH)
+        for batch, _, _ in track(batches, what, -(-len(feed) // EMBED_BATCH) - len(parts)):
             parts.append(model.features(batch).float().cpu().numpy())
             if alone:
-                file.write(parts[-1].tobytes())
+                content = parts[-1].tobytes()
+                file.write(content + zlib.crc32(content).to_bytes(4, "little"))
                 file.flush()
     return np.concatenate(parts)
+
+
+def _whole_batches(file: IO[bytes], width: int) -> list[np.ndarray]:
+    """The batches in an unfinished file up to the first that was cut short or damaged, where the file is cut."""
+    parts: list[np.ndarray] = []
+    size = 4 * width * EMBED_BATCH
+    file.seek(0)
+    while len(record := file.read(size + 4)) == size + 4:
+        content, checksum = record[:size], record[size:]
+        if zlib.crc32(content) != int.from_bytes(checksum, "little"):
+            break
+        parts.append(np.frombuffer(content, np.float32).reshape(-1, width))
+    file.truncate(len(parts) * (size + 4))
+    return parts
 
 
 def _read_features(path: Path, count: int) -> np.ndarray | None:
     """The features in a file; None if there is none, or a damaged one."""
     try:
-        features = np.load(path)
-    except (OSError, ValueError, EOFError):
+        with np.load(path, allow_pickle=False) as arrays:
+            features: np.ndarray = arrays["features"]
+    except (OSError, *MALFORMED):
         return None
     return features if len(features) == count else None
 

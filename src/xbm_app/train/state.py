@@ -172,6 +172,7 @@ class RunState:
             "tally": self.global_sums(),
             "tallied": self.summed,
             "best": self.best,
+            "stream": self.data.stream_state(step),
             "rng": torch.get_rng_state(),
             "cuda_rng": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
         }
@@ -202,6 +203,7 @@ class RunState:
         if not self.ranks.first:
             self.sums[COUNTS] = 0
         self.summed, self.best = state["tallied"], state["best"]
+        self.data.load_stream_state(state.get("stream"))
         torch.set_rng_state(state["rng"].cpu())
         if state["cuda_rng"] is not None and self.device.type == "cuda":
             torch.cuda.set_rng_state(state["cuda_rng"].cpu(), self.device)

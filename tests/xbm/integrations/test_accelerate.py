@@ -9,6 +9,7 @@ from xbm import CrossBatchMemory, InputError
 from xbm.integrations.accelerate import register
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_in_another_process_ends_bit_for_bit_as_one_that_was_not_stopped(tmp_path):
     for phase in ("whole", "first"):
         accelerate_run.train(tmp_path, phase)

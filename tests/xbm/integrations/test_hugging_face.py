@@ -19,6 +19,7 @@ from xbm.integrations import hugging_face
 from xbm.integrations.hugging_face import FILE, MemoryCallback
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_in_another_process_ends_bit_for_bit_as_one_that_was_not_stopped(tmp_path):
     for phase in ("whole", "first"):
         hugging_face_run.train(tmp_path, phase)
@@ -47,6 +48,7 @@ def test_an_older_checkpoint_is_resumed_with_its_own_memory(halves):
     small.assert_same_end(halves)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_elsewhere_is_found_where_it_is_named(halves):
     elsewhere = halves / "kept" / "best"
     shutil.copytree(halves / "parts" / "checkpoint-6", elsewhere)
@@ -58,6 +60,7 @@ def test_a_checkpoint_elsewhere_is_found_where_it_is_named(halves):
     small.assert_same_end(halves)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_named_in_the_arguments_is_found(halves, monkeypatch):
     elsewhere = halves / "kept"
     shutil.copytree(halves / "parts" / "checkpoint-6", elsewhere)

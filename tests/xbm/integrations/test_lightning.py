@@ -14,6 +14,7 @@ from xbm.integrations.lightning import MemoryCallback
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_in_another_process_ends_bit_for_bit_as_one_that_was_not_stopped(tmp_path):
     for phase in ("whole", "first"):
         lightning_run.train(tmp_path, phase)

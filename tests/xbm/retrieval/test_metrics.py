@@ -253,6 +253,7 @@ for count, classes in [(6000, 2000), (3500, 20)]:  # counting, sorting; all at o
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="the peak is read from Linux' /proc")
+@pytest.mark.slow
 def test_the_work_space_stays_within_its_bound():
     # A process of its own: the heap that thousands of tests leave behind is in pieces and grows by more than is asked for.
     printed = subprocess.run([sys.executable, "-c", PEAKS], capture_output=True, text=True, check=True).stdout

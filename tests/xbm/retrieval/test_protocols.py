@@ -56,6 +56,20 @@ def test_score_leaves_one_out_without_a_gallery():
     assert score(Protocol("mini", images(labels), (1, 2)), x) == evaluate(x, labels, ks=(1, 2))
 
 
+@pytest.mark.filterwarnings("ignore:1 of 7 queries have no relevant item")
+def test_a_query_is_not_compared_with_its_own_label_and_group():
+    torch.manual_seed(1)
+    query, gallery = images([0, 1, 1, 5, 0]), images([1, 0, 1, 0, 5, 0, 1])
+    query.groups, gallery.groups = np.array([3, 0, 3, 7, 0]), torch.tensor([0, 3, 3, 0, 0, 3, 7])
+    x, g = torch.randn(5, 4), torch.randn(7, 4)
+    ids = [10 * label + group for label, group in zip(query.labels, query.groups)]
+    gallery_ids = [10 * label + group for label, group in zip(gallery.labels, gallery.groups.numpy())]
+    assert score(Protocol("re-id", query, (1, 3), gallery), x, g) == evaluate(
+        x, query.labels, g, gallery.labels, ids, gallery_ids, ks=(1, 3)
+    )
+    assert score(Protocol("alone", gallery, (1,)), g) == evaluate(g, gallery.labels, ids=gallery_ids, ks=(1,))
+
+
 def test_score_names_both_protocols_of_vehicles():
     torch.manual_seed(0)
     labels = [0, 0, 0, 1, 1, 1, 2, 2]

@@ -17,6 +17,7 @@ from xbm_app.train.loop import train
 from xbm_app.train.presets import DATASETS, preset
 
 
+@pytest.mark.slow
 def test_as_a_user_would(tmp_path):
     """Own photographs, from a folder to a model, its figures, vectors of other images, and pages to look at."""
     photos = draw_photos(tmp_path / "photos")

@@ -32,6 +32,7 @@ print("the same")
 """
 
 
+@pytest.mark.slow
 def test_windows_are_those_of_the_plain_operations_bit_for_bit():
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", CHECK], env=environment, capture_output=True, text=True)

@@ -164,6 +164,7 @@ def test_leaving_the_loop_stops_the_workers(images):
     assert not workers_left()
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_run_at_once(images):
     # What is started in the background of a shell ignores Ctrl-C, and so do its children: not so here.
     code = """

@@ -74,6 +74,7 @@ def test_the_other_way_to_resize_is_exported_too(own_photos, tmp_path):
     assert np.abs(embedded_without_xbm(made.folder, paths, tmp_path) - load(run).embed_set(listed(paths)).numpy()).max() < 1e-4
 
 
+@pytest.mark.slow
 def test_a_file_that_is_another_model_does_not_stay(searchable, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "run_onnx", lambda path: lambda pixels: np.ones((len(pixels), 12), np.float32))
     with pytest.raises(InputError, match=r"model\.onnx differed from the run by"):

@@ -9,6 +9,8 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from tests.same import same
+from tests.xbm_app.damage import damaged
 from xbm.errors import DamagedFileError, InputError
 from xbm_app.models.weights import State, download, fit_weights, read_weights
 
@@ -125,6 +127,18 @@ def test_a_damaged_file_is_one_sentence(tmp_path: Path, name: str, content: byte
     with pytest.raises(DamagedFileError, match=name) as caught:
         read_weights(tmp_path / name)
     assert caught.value.path == tmp_path / name and "\n" not in str(caught.value)
+
+
+def test_a_flipped_bit_is_noticed(tmp_path: Path, state: State) -> None:
+    torch.save(state, tmp_path / "a.pth")
+    content = (tmp_path / "a.pth").read_bytes()
+    for number, changed in enumerate(damaged(content, 40, 2)):
+        (tmp_path / "a.pth").write_bytes(changed)
+        try:
+            read = read_weights(tmp_path / "a.pth")
+        except InputError:
+            continue
+        assert same(read, state) == [], number  # in what no reader looks at
 
 
 @pytest.mark.parametrize("error", [MemoryError, torch.OutOfMemoryError])

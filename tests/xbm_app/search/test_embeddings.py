@@ -1,6 +1,7 @@
 """Embeddings made elsewhere, and encoders of the user's own."""
 
 import json
+from datetime import date
 
 import numpy as np
 import pyarrow as pa
@@ -48,6 +49,56 @@ def test_what_xbm_embed_writes_can_be_indexed(tmp_path):
     assert [(e.path, e.label, e.data) for e in entries] == [
         ("a", "cat", {"price": 1.5}), ("b", "dog", {"price": 2.0}), ("c", "dog", {"price": 3.0}),
     ]  # fmt: skip
+
+
+HOSTILE_ARRAYS = {
+    "a label that is no class": ({"labels": [0, 1, 99], "classes": ["a", "b"]}, "row 2: the label 99 is not the number"),
+    "a label below 0": ({"labels": [-1, 0, 0], "classes": ["a", "b"]}, "row 0: the label -1"),
+    "labels that are no numbers": ({"labels": ["a", "b", "c"], "classes": ["a"]}, "row 0: the label a"),
+    "a class": ({"labels": [0, 0, 0], "classes": "a"}, "not the number of one of the classes"),
+    "too few labels": ({"labels": [0, 1]}, r"3 vectors, but labels of shape \(2,\)"),
+    "pairs of labels": ({"labels": [[0, 1]] * 3}, r"labels of shape \(3, 2\)"),
+    "too few paths": ({"paths": ["a"]}, r"paths of shape \(1,\)"),
+    "bytes that are no text": ({"paths": [b"\xff", b"b", b"c"]}, "row 0: .* is not UTF-8"),
+    "half a letter": ({"color": ["red", "\ud800", "x"]}, "row 1: .* is not UTF-8"),
+    "complex vectors": ({"embeddings": np.eye(3) * 1j}, "vectors of numbers, got complex128"),
+    "texts as vectors": ({"embeddings": [["1", "2"]] * 3}, "vectors of numbers"),
+    "no vectors": ({"embeddings": np.zeros((3, 0))}, "one vector per row"),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE_ARRAYS)
+def test_arrays_that_do_not_belong_together_are_refused(tmp_path, case):
+    arrays, says = HOSTILE_ARRAYS[case]
+    np.savez(tmp_path / "rows.npz", **{"embeddings": np.eye(3), **arrays})
+    with pytest.raises(InputError, match=says):
+        list(read_embeddings(tmp_path / "rows.npz"))
+
+
+def test_values_of_any_type_are_stored_or_left_out(tmp_path):
+    values = {
+        "big": pa.array([2**63, 1, None], pa.uint64()), "odd": [float("inf"), float("-inf"), float("nan")],
+        "image": [b"\xff\xd8", b"", None], "flag": [True, False, None], "when": [date(2020, 1, 2)] * 3,
+        "pair": [{"a": 1}] * 3, "ID": [1, 2, 3], "Label": ["x"] * 3, "a\0b": [1, 2, 3], 'a"b': [1, 2, 3],
+    }  # fmt: skip
+    file = table(tmp_path / "rows.parquet", unit(3), path=[0, 1, 2], label=[b"a", b"b", None], **values)
+    told = []
+    update_embeddings(file, tmp_path / "index", None, told.append)
+    catalogue = Catalogue(tmp_path / "index")
+    items = list(catalogue.items(catalogue.ids().tolist()).values())
+    assert [(item.path, item.label) for item in items] == [("0", "a"), ("1", "b"), ("2", "")] and told == []
+    assert items[0].data == {"big": 2.0**63, "flag": 1, "when": "2020-01-02"}
+    json.dumps([item.data for item in items], allow_nan=False)
+
+
+def test_columns_that_no_index_can_hold_are_refused(tmp_path):
+    many = table(tmp_path / "many.parquet", unit(3), **{f"c{k}": [k] * 3 for k in range(1001)})
+    with pytest.raises(InputError, match="keep at most 1,000"):
+        list(read_embeddings(many))
+    lists = pa.array(unit(3).tolist())
+    pq.write_table(pa.table([lists, lists], names=["embedding", "embedding"]), tmp_path / "twice.parquet")
+    with pytest.raises(InputError, match="two columns of the same name"):
+        list(read_embeddings(tmp_path / "twice.parquet"))
 
 
 def test_rows_without_names_are_numbered_across_batches(tmp_path, monkeypatch):

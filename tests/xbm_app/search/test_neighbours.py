@@ -151,6 +151,7 @@ def test_odd_dimensions_can_be_compressed_too(tmp_path, small_limit):
     assert recall(build(catalogue), catalogue) > 0.95
 
 
+@pytest.mark.slow
 def test_another_librarys_changes_to_faiss_do_no_harm():
     """pytorch-metric-learning loads an extension that replaces the search of every index."""
     check = (

@@ -207,6 +207,7 @@ def test_what_is_no_usable_image_is_told_in_a_sentence(visit, photo, tmp_path, k
     assert results(page)[0] == ("class_03", 1.0) and page.locator("#error").inner_text() == ""
 
 
+@pytest.mark.slow
 def test_a_page_that_sends_50_mb_all_the_same_is_answered(visit):
     page, _ = visit()
     status, told = page.evaluate(SEND_50_MB)

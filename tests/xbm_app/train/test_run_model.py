@@ -1,10 +1,14 @@
 """A frozen trunk: its features are computed once, and training on them is training the head on the images."""
 
+import random
+import zlib
+
 import numpy as np
 import pytest
 import torch
 
 from tests.tiny import same, tiny_config
+from tests.xbm_app.damage import flipped, zeroed
 from xbm_app.files import read_checkpoint
 from xbm_app.models import EmbeddingModel, build_model, freeze
 from xbm_app.models.embedding import layers_of
@@ -33,7 +37,7 @@ def test_each_image_passes_the_trunk_once_and_a_shared_folder_spares_the_next_ru
     config = tiny_config(photos, model__freeze="trunk", data__features=str(tmp_path / "shared"))
     result = train(config, tmp_path / "first", quiet=True)
     assert sum(passes) == 72  # 36 training images and as many test images
-    assert len(list((tmp_path / "shared").glob("*.npy"))) == 2
+    assert len(list((tmp_path / "shared").glob("*.npz"))) == 2
     state = read_checkpoint(tmp_path / "first" / "checkpoints" / "last.pt")
     passes.clear()
     again = train(
@@ -41,23 +45,31 @@ def test_each_image_passes_the_trunk_once_and_a_shared_folder_spares_the_next_ru
     )
     assert passes == [] and again["recall@1"] == result["recall@1"]
     assert same(state["model"], read_checkpoint(tmp_path / "next" / "checkpoints" / "last.pt")["model"]) == []
-    for path in (tmp_path / "shared").glob("*.npy"):
-        path.write_bytes(path.read_bytes()[:-5])  # a damaged file is computed again
+    for path, damage in zip((tmp_path / "shared").glob("*.npz"), (flipped, zeroed)):
+        path.write_bytes(damage(path.read_bytes(), random.Random(0)))  # a damaged file is computed again
     train(tiny_config(photos, model__freeze="trunk", data__features=str(tmp_path / "shared")), tmp_path / "third", quiet=True)
     assert sum(passes) == 72
 
 
+def read_features(path):
+    with np.load(path) as arrays:
+        return arrays["features"]
+
+
 def test_a_killed_run_keeps_the_features_of_whole_batches(photos, tmp_path, passes, monkeypatch):
+    draw = random.Random(0)
     monkeypatch.setattr("xbm_app.train.run_model.EMBED_BATCH", 8)
     config = tiny_config(photos, model__freeze="trunk", data__features=str(tmp_path / "shared"))
     train(config, tmp_path / "whole", quiet=True)
-    (finished,) = (tmp_path / "shared").glob("*train*.npy")
-    wanted = np.load(finished)
-    finished.unlink()
-    finished.with_suffix(".unfinished").write_bytes(wanted[:16].tobytes() + b"part of a row")
-    passes.clear()
-    train(config, tmp_path / "again", quiet=True)
-    assert passes == [8, 8, 4] and np.array_equal(np.load(finished), wanted)
+    (finished,) = (tmp_path / "shared").glob("*train*.npz")
+    wanted = read_features(finished)
+    whole = [part.tobytes() + zlib.crc32(part.tobytes()).to_bytes(4, "little") for part in (wanted[:8], wanted[8:16])]
+    for left, rest in ((b"".join(whole) + b"part of a row", [8, 8, 4]), (whole[0] + flipped(whole[1], draw), [8, 8, 8, 4])):
+        finished.unlink()
+        finished.with_suffix(".unfinished").write_bytes(left)
+        passes.clear()
+        train(config, tmp_path / f"again{len(rest)}", quiet=True)
+        assert passes == rest and np.array_equal(read_features(finished), wanted)
     assert not list((tmp_path / "shared").glob("*.unfinished"))
 
 
@@ -65,7 +77,7 @@ def test_other_weights_or_images_have_other_features(photos, tmp_path):
     shared = {"model__freeze": "trunk", "data__features": str(tmp_path / "shared"), "optim__iterations": 1}
     for number, changes in enumerate(({}, {"seed": 1}, {"data__resize": 18})):
         train(tiny_config(photos, **shared, **changes), tmp_path / str(number), quiet=True)
-        assert len(list((tmp_path / "shared").glob("*.npy"))) == 2 * (number + 1)
+        assert len(list((tmp_path / "shared").glob("*.npz"))) == 2 * (number + 1)
 
 
 def test_only_the_head_moves_and_a_loaded_model_scores_the_same(photos, tmp_path):

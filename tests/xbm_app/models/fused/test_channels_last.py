@@ -83,6 +83,7 @@ def test_a_tensor_off_the_grid_of_16_bytes_has_no_key():
     )
 
 
+@pytest.mark.slow
 def test_models_can_be_fused_where_there_is_no_triton():
     program = (
         "import sys; sys.modules['triton'] = None\n"

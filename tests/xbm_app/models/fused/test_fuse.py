@@ -23,10 +23,12 @@ from xbm_app.models.fused.max_pool import max_pool
 from xbm_app.models.fused.response_norm import response_norm
 
 pytestmark = pytest.mark.skipif(INTERPRETED, reason="this is the process that starts the interpreter's")
+QUICK = {"efficientnet_lite0", "googlenet_bvlc", "small"}
 TRUNKS = {"googlenet": 64, "googlenet_bvlc": 64, "resnet50": 64, "efficientnet_lite0": 64, "bn_inception": 64, "small": 32}
 
 
-@pytest.mark.parametrize("which", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("which", ["not slow", "slow"])
 def test_the_kernels_give_what_torch_gives_under_the_interpreter(which):
     """Switched on before anything imports triton (torchvision does)."""
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
@@ -59,7 +61,9 @@ def test_a_residual_block_with_an_activation_of_its_own_or_a_hook_on_it_is_left_
     assert torch.equal(fuse(copy.deepcopy(plain))(images), plain(images))
 
 
-@pytest.mark.parametrize("trunk", TRUNKS)
+@pytest.mark.parametrize(
+    "trunk", [trunk if trunk in QUICK else pytest.param(trunk, marks=pytest.mark.slow) for trunk in TRUNKS]
+)
 def test_a_fused_model_does_the_same_on_a_cpu(trunk):
     channels = 1 if trunk == "small" else 3
     plain = build_model(trunk, dim=16, weights="none", channels=channels)
