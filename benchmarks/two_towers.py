@@ -41,11 +41,20 @@ def trained(pairs: Pairs, ids: torch.Tensor, on: torch.Tensor, lengths: tuple[in
     return found
 
 
+def untrained(pairs: Pairs, ids: torch.Tensor, on: torch.Tensor) -> list[dict[str, float]]:
+    """The scores of the towers that each seed begins with."""
+    scores = []
+    for seed in SEEDS:
+        torch.manual_seed(seed)
+        scores.append(score(new_towers(pairs, ids), pairs, on))
+    return scores
+
+
 def main(out: Path | None = None) -> None:
     pairs = read_pairs()
     fit, held, test = ((pairs.quarter[:, None] == torch.tensor(q)).any(1).nonzero()[:, 0] for q in ((0, 3), (2,), (1,)))
     everything, rows = torch.cat([fit, held]).sort().values, {}
-    untrained = score(new_towers(pairs, everything), pairs, test)
+    before = untrained(pairs, everything, test)
     for name, arm in ARMS.items():
         tried = {(r, n): s for r in RATES for n, s in trained(pairs, fit, held, LENGTHS, rate=r, **arm).items()}
         rate, length = max(tried, key=lambda k: tried[k]["code@1"])
@@ -60,7 +69,7 @@ def main(out: Path | None = None) -> None:
         about = {"device": machine(), "torch": torch.__version__, "python": platform.python_version(), "seeds": SEEDS}
         about |= {"command": f"python -m {' '.join(['benchmarks.two_towers', *sys.argv[1:]])}"}
         about |= {"date": datetime.now(UTC).isoformat(timespec="seconds"), "train": len(everything), "test": len(test)}
-        out.write_text(json.dumps({**about, "untrained": untrained, "arms": rows}, indent=1))
+        out.write_text(json.dumps({**about, "untrained": before, "arms": rows}, indent=1))
 
 
 if __name__ == "__main__":

