@@ -34,7 +34,7 @@ NAMED = ("imagenet", "none")  # weights that are no file
 LATER = {
     "memory.doubt", "memory.size", "memory.keys", "data.fold", "data.interpolation", "loss.lr_factor", "model.head_init",
     "model.freeze", "model.checkpointing", "batch.chunk", "optim.name", "optim.warmup", "optim.clip", "optim.layer_decay",
-    "optim.ema", "data.transform",
+    "optim.ema", "data.transform", "data.label", "data.split", "data.exclude_same", "batch.buffer",
 }  # fmt: skip
 
 

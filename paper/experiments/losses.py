@@ -113,7 +113,8 @@ def _overtrained_claim(study: Study, arm: Arm) -> Claim | None:
 
 
 def better_without(study: Study, arm: Arm) -> dict[str, Spread]:
-    """The runs of an arm without memory that score higher although their labels are worse or their training is shorter."""
+    """The runs of an arm without memory that score higher although their labels are worse or their training is shorter,
+    best first."""
     config = study.config(arm, 0)
     if config is None:
         return {}
@@ -130,7 +131,7 @@ def better_without(study: Study, arm: Arm) -> dict[str, Spread]:
         scores = Spread({record.seed: record.score() for record in study.records.seeds(other)})
         if scores.mean > study.spread(arm).mean:
             better[_how(other, usual)] = scores
-    return better
+    return dict(sorted(better.items(), key=lambda item: -item[1].mean))
 
 
 def _how(config: Mapping[str, Any], usual: Mapping[str, Any]) -> str:

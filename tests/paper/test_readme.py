@@ -39,7 +39,9 @@ def test_only_what_stands_between_the_marks_is_replaced(tmp_path):
     path = tmp_path / "README.md"
     path.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
     text = write_readme(Records(tmp_path / "none"), path).read_text()
-    assert text.startswith(f"before\n{BEGIN}\n- **The paper's claims, checked**") and text.endswith(f"{END}\nafter\n")
+    assert text.startswith(f"before\n{BEGIN}\nEvery table and figure of the paper is a command") and text.endswith(
+        f"{END}\nafter\n"
+    )
     assert "old" not in text and max(map(len, text.splitlines())) <= 135
 
 

@@ -87,6 +87,14 @@ def own_group_ids(protocol: RetrievalProtocol) -> tuple[Tensor | None, Tensor | 
     of a query's label and group, such as those of its own camera. None if the sets of the protocol have no `groups`.
 
     Without a gallery the second is None, and a query is also left out of its own gallery, as one of its label and group.
+
+        >>> from types import SimpleNamespace
+        >>> import torch
+        >>> queries = SimpleNamespace(labels=torch.tensor([7, 8]), groups=torch.tensor([0, 0]))
+        >>> gallery = SimpleNamespace(labels=torch.tensor([7, 7, 8]), groups=torch.tensor([0, 1, 0]))
+        >>> ids, gallery_ids = own_group_ids(SimpleNamespace(query=queries, gallery=gallery))
+        >>> (ids[:, None] == gallery_ids).tolist()  # what is left out: the row of one's own label and camera
+        [[True, False, False], [False, False, True]]
     """
     sets = (protocol.query,) if protocol.gallery is None else (protocol.query, protocol.gallery)
     groups = [getattr(images, "groups", None) for images in sets]

@@ -21,12 +21,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from xbm import cached_backward
 from xbm.distributed import the_ranks
 from xbm.errors import DivergedError, InputError
 from xbm.memory import statistics_kept
 from xbm_app.files import explain_disk_errors, locked
 from xbm_app.progress import Console
+from xbm_app.train.chunks import keys_of, learn_in_chunks
 from xbm_app.train.config import Config, check
 from xbm_app.train.cuda_graphs import RecordedStep, Replayed, why_not
 from xbm_app.train.dataset import Batch, begin_run, read_run
@@ -154,29 +154,6 @@ def loss_of_anchors(run: RunState, step: int, anchors: Tensor, batch: Batch, wit
     values = (loss, batch_loss, memory_loss, batch_stats.valid_negatives.sum(), *memory_counts)
     run.sums += torch.stack([value.detach().to(run.sums.dtype) for value in values])
     return loss
-
-
-def keys_of(run: RunState, images: Tensor) -> Tensor:
-    """(m, D): what the slow copy of the model makes of a batch."""
-    assert run.keys is not None
-    with run.autocast:
-        return torch.cat([run.keys(part) for part in images.split(run.config.batch.chunk or len(images))])
-
-
-def learn_in_chunks(run: RunState, images: Tensor, loss_of: Callable[[Tensor], Tensor]) -> Tensor:
-    """Back-propagates the loss of a batch that is embedded `batch.chunk` images at a time; returns its anchors."""
-    model, autocast, kept = run.model, run.autocast, []
-
-    def embed(part: Tensor) -> Tensor:
-        with autocast:
-            return model(part)
-
-    def loss_and_anchors(anchors: Tensor) -> Tensor:
-        kept.append(anchors.detach())
-        return loss_of(anchors)
-
-    cached_backward(embed, images, loss_and_anchors, chunk=run.config.batch.chunk, scaler=run.scaler)
-    return kept[0]
 
 
 def fill_memory(run: RunState, console: Console) -> None:

@@ -26,7 +26,7 @@ def test_the_result_is_what_is_on_the_disk(run):
     folder, result, dataset = run
     assert json.loads((folder / "result.json").read_text()) == result
     assert result["protocol"] == "test" and result["protocols"]["test"].items() <= result.items()
-    assert result["data"] == {"name": "photos", "train_images": len(dataset.train), "train_classes": 6}
+    assert result["data"] == {"name": "photos", "train_images": len(dataset.train), "train_classes": 6, "shared_classes": 0}
     assert result["iterations"] == 17 and result["seed"] == 0 and result["seconds_per_iteration"] > 0
     assert result["versions"]["torch"] == torch.__version__ and result["notes"] == []
 
