@@ -22,6 +22,7 @@ SMALL = 1 << 14  # pairs up to which everything is done at once: the number of o
 LISTED = 0.02  # share of positives up to which they are listed
 MOST_LISTED = 100_000  # and their number, which bounds the memory
 COLUMNS = 1 << 21  # similarities at once where a few anchors at a time are compared with all rows
+TOGETHER = 512  # most anchors at once on a CPU, so that the working memory does not grow with the batch
 
 
 @torch.no_grad()
@@ -41,8 +42,40 @@ def compare(
     With `shards`, the pairing's rows are one shard of the memory, and every process calls this with the same anchors. Loss,
     statistics and row gradient are then those of the whole memory; the anchors' gradient is this shard's part of the sum.
     """
+    wanted = reference_gradient, row_gradient
     with torch.autocast(anchors.device.type, enabled=False):
-        return _compare(loss, anchors, pairing, (reference_gradient, row_gradient), stats, shards)
+        if len(anchors) > TOGETHER and anchors.device.type == "cpu" and shards is None:
+            return _in_blocks(loss, anchors, pairing, wanted, stats)
+        return _compare(loss, anchors, pairing, wanted, stats, shards)
+
+
+def _in_blocks(loss: Loss, anchors: Tensor, pairing: Pairing, wanted: tuple[bool, bool], stats: bool) -> Result:
+    """TOGETHER anchors at a time; the mean is over all of them."""
+    m = len(anchors)
+    alone = pairing._replace(rows=anchors.detach(), in_batch=False) if pairing.in_batch else pairing
+    gradient = torch.empty_like(anchors, dtype=torch.promote_types(anchors.dtype, torch.float32))
+    losses, of_references, of_rows, extra, easiest = [], None, None, [], []
+    for start in range(0, m, TOGETHER):
+        cut = slice(start, min(start + TOGETHER, m))
+        part = _compare(loss, anchors[cut], alone.of_anchors(cut), wanted, stats, None)
+        share = (cut.stop - start) / m
+        losses.append(part.loss * share)
+        torch.mul(part.gradient, share, out=gradient[cut])
+        of_references = _accumulate(of_references, part.reference_gradient, share)
+        of_rows = _accumulate(of_rows, part.row_gradient, share)
+        extra.append(part.statistics)
+        easiest.append(part.easiest_positive)
+    known = [x for x in easiest if x is not None]
+    return Result(
+        torch.stack(losses).sum(), gradient, of_rows, tuple(torch.cat(column) for column in zip(*extra)), None,
+        of_references, torch.cat(known) if len(known) == len(easiest) else None,
+    )  # fmt: skip
+
+
+def _accumulate(total: Tensor | None, part: Tensor | None, share: float) -> Tensor | None:
+    if part is None or total is None:
+        return part if part is None else part.mul_(share)
+    return total.add_(part, alpha=share)
 
 
 def _compare(

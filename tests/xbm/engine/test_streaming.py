@@ -14,6 +14,7 @@ from xbm.engine import streaming
 from xbm.engine.dense import reference
 from xbm.engine.pairing import Pairing, list_related
 from xbm.losses import LOSSES
+from xbm.memory import CrossBatchMemory
 
 FORMS = {
     "all at once": {},
@@ -24,6 +25,8 @@ FORMS = {
     "whole tiles": {"SMALL": -1, "TILE": 6 * 9, "SPARSE": -1.0},
     "fixed shapes": {"SMALL": -1, "TILE": 6 * 9, "MOST_LISTED": -1},
     "fixed shapes, anchors in turn": {"SMALL": -1, "TILE": 6 * 9, "MOST_LISTED": -1, "COLUMNS": 200},
+    "four anchors together": {"SMALL": -1, "TILE": 6 * 9, "TOGETHER": 4},
+    "four anchors together, all at once": {"TOGETHER": 4},
 }
 
 
@@ -61,8 +64,10 @@ def test_an_unsound_anchor_contributes_nothing_where_shapes_are_fixed(name, smal
     assert found.statistics[0][~p.sound].sum() == found.statistics[1][~p.sound].sum() == 0
 
 
+@pytest.mark.parametrize("together", [4, streaming.TOGETHER])
 @pytest.mark.parametrize("name", NAMES)
-def test_in_a_batch_the_two_gradients_are_those_of_the_anchors_two_roles(name):
+def test_in_a_batch_the_two_gradients_are_those_of_the_anchors_two_roles(name, together, monkeypatch):
+    monkeypatch.setattr(streaming, "TOGETHER", together)
     anchors, p = pairing(m=9, M=9, self_by="slot", classes=2)
     own = torch.arange(9)
     p = p._replace(row_labels=p.labels, stamps=own, own=own)
@@ -71,6 +76,40 @@ def test_in_a_batch_the_two_gradients_are_those_of_the_anchors_two_roles(name):
     value.backward()
     found = streaming.compare(LOSSES[name](), anchors, p._replace(rows=anchors, in_batch=True), row_gradient=True)
     assert torch.allclose(found.gradient + found.row_gradient, v.grad, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_few_anchors_at_a_time_give_references_and_memory_the_same_gradients(name, monkeypatch):
+    torch.manual_seed(0)
+    anchors, references, rows = (F.normalize(torch.randn(n, 5, dtype=torch.float64)) for n in (11, 7, 23))
+    labels, ids = torch.arange(11) % 4, torch.arange(11)
+    memory = CrossBatchMemory(23, 5, dtype=torch.float64)
+    memory.enqueue(rows, torch.arange(23) % 5, torch.arange(23))
+
+    def step(together):
+        monkeypatch.setattr(streaming, "TOGETHER", together)
+        v, d = anchors.clone().requires_grad_(), references.clone().requires_grad_()
+        given = {"ids": ids, "references": d, "reference_labels": labels[:7], "reference_ids": ids[:7]}
+        loss, stats = LOSSES[name](engine="streaming")(v, labels, memory, exclude="instance", return_stats=True, **given)
+        loss.backward()
+        return loss.detach(), v.grad, d.grad, *vars(stats).values()
+
+    for few, all_at_once in zip(step(3), step(1000), strict=True):
+        assert torch.allclose(few.double(), all_at_once.double(), rtol=0, atol=1e-12)
+
+
+def test_the_working_memory_does_not_grow_with_the_anchors():
+    """Beyond the anchors' gradient: the loss is then as small a part of a large batch as of a small one."""
+    rows = F.normalize(torch.randn(1024, 32))
+    memory, loss_fn = CrossBatchMemory(1024, 32), LOSSES["contrastive"]()
+    memory.enqueue(rows, torch.arange(1024) // 4, torch.arange(1024))
+
+    def extra(m):
+        v, labels, ids = F.normalize(torch.randn(m, 32)), torch.arange(m) // 4, torch.arange(m) + 1024
+        return peak_bytes(lambda: loss_fn.with_gradient(v, labels, memory, ids=ids)) - v.nbytes
+
+    few, many = extra(streaming.TOGETHER), extra(8 * streaming.TOGETHER)
+    assert many < 1.3 * few, (few, many)
 
 
 def test_rows_get_a_gradient_only_if_asked():
