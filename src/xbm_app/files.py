@@ -282,17 +282,32 @@ def locked(folder: Path, writes: bool = True) -> Iterator[None]:
     if not writes:
         yield
         return
-    folder.mkdir(parents=True, exist_ok=True)
-    # Windows opens no folders, so there a file inside is locked instead
-    descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT) if WINDOWS else os.open(folder, os.O_RDONLY)
+    descriptor = _open_locked(folder)
     try:
-        if not lock(descriptor):
-            raise InputError(f"{folder} is being trained by another process: wait until it ends, or stop it")
         yield
     finally:
-        os.close(descriptor)
-        with suppress(OSError):  # unless it is empty
-            folder.rmdir()
+        try:
+            with suppress(OSError):  # unless it is empty
+                folder.rmdir()  # while it is locked: nobody else's
+        finally:
+            os.close(descriptor)
+
+
+def _open_locked(folder: Path) -> int:
+    """Creates and locks a folder, or creates it anew if its last holder removed it, as empty, before the lock was ours."""
+    for _ in range(100):
+        folder.mkdir(parents=True, exist_ok=True)
+        with suppress(FileNotFoundError):
+            # Windows opens no folders, so there a file inside is locked instead
+            descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT) if WINDOWS else os.open(folder, os.O_RDONLY)
+            if not lock(descriptor):
+                os.close(descriptor)
+                break
+            with suppress(FileNotFoundError):
+                if WINDOWS or os.path.samestat(os.fstat(descriptor), os.stat(folder)):
+                    return descriptor
+            os.close(descriptor)
+    raise InputError(f"{folder} is being trained by another process: wait until it ends, or stop it")
 
 
 def lock(descriptor: int) -> bool:

@@ -66,6 +66,31 @@ def test_one_process_at_a_time_holds_the_lock_of_a_folder(tmp_path):
         assert list(tmp_path.iterdir()) == []
 
 
+def test_a_refused_start_leaves_the_folder_that_another_has_just_created(tmp_path):
+    folder = tmp_path / "run"
+    with locked(folder):  # nothing is written yet, as long as the data is being read
+        for _ in range(2):  # the second one found no folder, and had a lock of its own
+            with pytest.raises(InputError, match="is being trained by another process"), locked(folder):
+                pass
+            assert folder.exists()
+    assert not folder.exists()
+
+
+def test_a_folder_that_its_holder_removes_before_it_is_locked_is_created_anew(tmp_path, monkeypatch):
+    folder, honest, removed = tmp_path / "run", files.lock, []
+
+    def late(descriptor):
+        if not removed:
+            removed.append(folder.rmdir())
+        return honest(descriptor)
+
+    monkeypatch.setattr(files, "lock", late)
+    with locked(folder):
+        assert removed and folder.exists()
+        with pytest.raises(InputError, match="is being trained by another process"), locked(folder):
+            pass
+
+
 def test_windows_locks_a_file_and_syncs_no_folder(tmp_path, monkeypatch):
     """As on Windows: no fcntl, a folder cannot be opened, only a file that is open for writing can be synced."""
     held, opened, plain_open, plain_close = set(), {}, os.open, os.close
