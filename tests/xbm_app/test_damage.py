@@ -2,10 +2,12 @@
 
 import random
 import shutil
+from itertools import chain
 from pathlib import Path
 
 import faiss
 import numpy as np
+import pyarrow.parquet
 import pytest
 import torch
 import yaml
@@ -16,7 +18,7 @@ from xbm.errors import DamagedFileError, InputError
 from xbm_app.data.own_images import read_folder
 from xbm_app.data.store import read_stored
 from xbm_app.data.store_writer import prepare, write_outline
-from xbm_app.files import CHECKSUMS, read_checkpoint, read_json, write_checkpoint
+from xbm_app.files import CHECKSUMS, MALFORMED, read_arrays, read_checkpoint, read_json, write_checkpoint
 from xbm_app.search import neighbours
 from xbm_app.search.catalogue import Catalogue
 from xbm_app.search.embeddings import read_embeddings
@@ -71,11 +73,19 @@ def listing(run):
     return [[list(images.paths), images.labels.tolist()] for images in (dataset.train, dataset.protocols[0].query)]
 
 
+def arrays_of(path):
+    try:
+        return {name: [array.dtype.str, array.tolist()] for name, array in read_arrays(path).items()}
+    except (OSError, *MALFORMED) as error:  # no other kinds, of which callers would make tracebacks
+        raise InputError(f"{path} is damaged") from error
+
+
 READERS = {
     "config.yaml": lambda run: configs.to_dict(configs.load(run / "config.yaml")),
     "result.json": lambda run: read_json(run / "result.json"),
     "metrics.csv": lambda run: [{name: str(x) for name, x in row.items()} for row in read_metrics(run / "metrics.csv")],
     "split.csv": listing,
+    "examples.npz": lambda run: arrays_of(run / "examples.npz"),
     "checkpoints/last.pt": lambda run: read_checkpoint(run / "checkpoints" / "last.pt"),
 }
 
@@ -115,6 +125,33 @@ def test_no_damaged_embeddings_are_used(tmp_path, own_photos, finished, suffix):
         ]
 
     assert silent(path, damaged(path.read_bytes(), 60, 3), read) == []
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_no_damaged_arrays_are_used(tmp_path, save):
+    """Nor are those of which numpy would read a part only, or miss some."""
+    path = tmp_path / "arrays.npz"
+    save(path, embeddings=np.eye(60, 12), labels=np.arange(60), paths=np.array([f"{k}.png" for k in range(60)]))
+    content = path.read_bytes()
+    start = content.index(b"PK\x01\x02")
+    directory = (content[:start] + tail for tail in damaged(content[start:], 1000, 0))
+    headers = (damage + content[200:] for damage in damaged(content[:200], 1000, 0))
+    assert silent(path, chain(damaged(content, 500, 3), directory, headers), lambda: arrays_of(path)) == []
+
+
+def test_no_damaged_names_of_columns_are_used(tmp_path):
+    path = tmp_path / "rows.parquet"
+    rows = [{"path": f"{k}.png", "label": "a", "price": k, "embedding": [1.0, k]} for k in range(9)]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path, write_page_checksum=True)
+    content = path.read_bytes()
+    footer = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
+    names = content.index(b"path", footer) - 20, content.index(b"price", footer) + 5
+    contents = (content[: names[0]] + damage + content[names[1] :] for damage in damaged(content[slice(*names)], 500, 0))
+
+    def read():
+        return [[*((entry.path, entry.label) for entry in entries), rows.tolist()] for entries, rows in read_embeddings(path)]
+
+    assert silent(path, contents, read) == []
 
 
 @pytest.fixture(scope="module")

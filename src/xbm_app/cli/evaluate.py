@@ -1,16 +1,14 @@
 """`xbm evaluate`: scores of a run, or of a file of embeddings."""
 
-import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
-from zipfile import BadZipFile
 
 import typer
 
 from xbm.errors import InputError, unknown
 from xbm_app.cli.tables import check_json, print_rows
-from xbm_app.files import write_json
+from xbm_app.files import MALFORMED, read_arrays, write_json
 
 # The names in the file, and the arguments of xbm.retrieval.evaluate that they become.
 ARRAYS = {
@@ -78,19 +76,11 @@ def evaluate_npz(path: Path, ks: Sequence[int] = (1, 10, 100, 1000)) -> dict[str
 
 
 def _read_arrays(path: Path) -> dict[str, Any]:
-    import numpy as np
-
     try:
-        file = np.load(path, allow_pickle=False)
-        if isinstance(file, np.ndarray):
-            raise InputError(f"{path} holds a single array: save embeddings and labels together with numpy.savez")
-        with file:
-            arrays = {name: file[name] for name in file.files if name not in NOT_SCORED}
-    except InputError:
-        raise
+        arrays = read_arrays(path, without=NOT_SCORED)
     except FileNotFoundError:
         raise InputError(f"{path} does not exist: pass an .npz file with arrays embeddings and labels") from None
-    except (OSError, ValueError, EOFError, BadZipFile, zlib.error) as error:
+    except (OSError, *MALFORMED) as error:
         raise InputError(f"{path} cannot be read as an .npz file of plain arrays ({error})") from None
     for name in arrays:
         if name not in ARRAYS:

@@ -12,8 +12,6 @@ import functools
 import hashlib
 import os
 import tempfile
-import zipfile
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,6 +20,7 @@ import numpy as np
 from xbm.errors import InputError
 from xbm_app.data.images import Dataset, ImageSet, Protocol
 from xbm_app.data.samplers import GAMMA, scramble, signed
+from xbm_app.files import MALFORMED, read_arrays
 
 TABLE = Path(__file__).with_name("glyph_classes.txt")
 KS = (1, 2, 4, 8)
@@ -120,10 +119,8 @@ def recipe() -> str:
 def _load(file: Path) -> np.ndarray | None:
     """Reads what `_save` wrote; None if the file is missing, truncated or altered."""
     try:
-        with file.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
-            pixels: np.ndarray = arrays["pixels"]  # the archive's own checksum detects altered bytes
-            return pixels
-    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile, zlib.error):
+        return read_arrays(file)["pixels"]
+    except (OSError, *MALFORMED):
         return None
 
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 
@@ -23,7 +22,7 @@ from xbm_app.data.encoded import encoded
 from xbm_app.data.image_tables import Columns
 from xbm_app.data.images import IMAGE_SUFFIXES, Dataset, Row
 from xbm_app.data.own_images import PARTS, dataset_of, split_by_class
-from xbm_app.files import replacing
+from xbm_app.files import MALFORMED, read_arrays, replacing
 from xbm_app.progress import track
 
 INDEX = "xbm-index.npz"  # beside the shards
@@ -237,13 +236,13 @@ def _write_index(path: Path, key: list, entries: list, shards: Shards) -> None:
 def _read_index(path: Path, key: list) -> dict[str, Any]:
     """What `_write_index` wrote; without shards if there is none, or one of other fields, or a damaged one."""
     try:
-        with np.load(path, allow_pickle=False) as file:
-            said, entries, labels, groups = (json.loads(file[n].tobytes()) for n in ("key", "entries", "labels", "groups"))
-            inner = file["inner"].tobytes().decode().split(PATH_SEPARATOR)
-            numbers = {name: file[name] for name in ("shard", "offset", "size")}
+        arrays = read_arrays(path)
+        said, entries, labels, groups = (json.loads(arrays[n].tobytes()) for n in ("key", "entries", "labels", "groups"))
+        inner = arrays["inner"].tobytes().decode().split(PATH_SEPARATOR)
+        numbers = {name: arrays[name] for name in ("shard", "offset", "size")}
         if said == key and len({len(labels), len(groups), len(inner), *(len(each) for each in numbers.values())}) == 1:
             return {"shards": entries, "labels": labels, "groups": groups, "inner": inner, **numbers}
-    except (OSError, ValueError, KeyError, EOFError, BadZipFile):
+    except (OSError, *MALFORMED):
         pass
     return {"shards": []}
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from xbm.errors import DamagedFileError, InputError
 from xbm_app.data.images import REID, Dataset, ImageSet
-from xbm_app.files import read_json, reading
+from xbm_app.files import read_arrays, read_json, reading
 from xbm_app.report.groups import SERIES, Doubtful, Match, Mined, Query, RunView, Trace
 from xbm_app.report.page import write_report
 from xbm_app.report.statistics import listed
@@ -95,8 +95,8 @@ def _examples(folder: Path) -> Examples:
     path = folder / "examples.npz"
     if not path.exists():
         return {}
-    with reading(path), np.load(path, allow_pickle=False) as file:
-        return {name: file[name] for name in file.files}
+    with reading(path):
+        return read_arrays(path)
 
 
 def _open_data(config: configs.Config, folder: Path) -> Dataset | None:

@@ -1,16 +1,16 @@
 """Embeddings as files: an .npz or Parquet file of vectors with paths, labels and any other columns, read or written."""
 
 import zlib
+from base64 import b64decode
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 
 from xbm.errors import InputError
-from xbm_app.files import replacing
+from xbm_app.files import MALFORMED, read_arrays, replacing
 from xbm_app.search.engines import AnyCatalogue
 from xbm_app.search.filters import OPERATORS, OWN, Value, plain
 from xbm_app.search.rows import Entry
@@ -136,11 +136,10 @@ def _unit(given: np.ndarray, first: int, source: Path) -> np.ndarray:
 
 def _read_npz(source: Path) -> Iterator[dict[str, Any]]:
     try:
-        with np.load(source, allow_pickle=False) as arrays:
-            columns = {name: arrays[name] for name in arrays.files}
+        columns = read_arrays(source)
     except FileNotFoundError:
         raise InputError(f"{source} does not exist: pass an .npz or .parquet file with embeddings") from None
-    except (OSError, ValueError, BadZipFile, EOFError, KeyError) as error:
+    except (OSError, *MALFORMED) as error:
         raise InputError(f"{source} cannot be read as an .npz file ({error}): write it again") from None
     name = next((name for name in VECTORS if name in columns), None)
     if name is None:
@@ -161,10 +160,13 @@ def _schema(source: Path) -> Any:
     import pyarrow.parquet
 
     try:
-        schema = pyarrow.parquet.read_schema(source)
+        with pyarrow.parquet.ParquetFile(source) as file:
+            schema, recorded = file.schema_arrow, (file.metadata.metadata or {}).get(b"ARROW:schema")
+        if recorded and pyarrow.ipc.read_schema(pyarrow.py_buffer(b64decode(recorded))).names != schema.names:
+            raise ValueError("its two lists of columns differ")  # only pages have checksums, names of columns do not
     except FileNotFoundError:
         raise InputError(f"{source} does not exist: pass an .npz or .parquet file with embeddings") from None
-    except (OSError, pyarrow.ArrowException) as error:
+    except (OSError, ValueError, pyarrow.ArrowException) as error:
         raise InputError(f"{source} cannot be read as Parquet ({error}): write it again") from None
     if len(set(schema.names)) < len(schema.names):
         raise InputError(f"{source} has two columns of the same name: rename one")

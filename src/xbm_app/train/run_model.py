@@ -18,7 +18,7 @@ from xbm_app.data.feeds import Feed, sweep
 from xbm_app.data.images import ImageSet, folder_name
 from xbm_app.data.store import StoredSet, describe, read_manifest
 from xbm_app.data.transforms import Augmentation
-from xbm_app.files import MALFORMED, lock, replacing
+from xbm_app.files import MALFORMED, lock, read_arrays, replacing
 from xbm_app.models import EmbeddingModel, build_model, freeze, freeze_batch_norm
 from xbm_app.models.timm_trunks import PREFIX, usable_side
 from xbm_app.progress import track
@@ -130,8 +130,7 @@ def _whole_batches(file: IO[bytes], width: int) -> list[np.ndarray]:
 def _read_features(path: Path, count: int) -> np.ndarray | None:
     """The features in a file; None if there is none, or a damaged one."""
     try:
-        with np.load(path, allow_pickle=False) as arrays:
-            features: np.ndarray = arrays["features"]
+        features = read_arrays(path)["features"]
     except (OSError, *MALFORMED):
         return None
     return features if len(features) == count else None
