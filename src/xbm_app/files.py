@@ -36,6 +36,7 @@ MALFORMED = (
 )  # fmt: skip
 CHUNK = 1 << 20  # bytes read at once
 CHECKSUMS = "checksums.json"  # {file name: its checksum, and the one before}
+LISTED = re.compile(r"[0-9a-f]{8}-\d{1,18}")  # CRC-32 and length
 WINDOWS = os.name == "nt"
 
 
@@ -98,8 +99,7 @@ def verify(path: Path, growing: bool = False, warn: bool = True, remedy: str = "
         >>> verify(target).read_text()
         'all of it'
     """
-    if path.is_fifo() and not path.is_relative_to("/dev"):  # where the shell puts what it passes to `--config <(...)`
-        raise InputError(f"{path} is a pipe, not a file: restore it")
+    _no_pipe(path)
     expected = _listed(path.parent)
     if not path.is_file():
         return path
@@ -119,6 +119,12 @@ def verify(path: Path, growing: bool = False, warn: bool = True, remedy: str = "
         f"{path} is not as xbm wrote it (damaged or edited): {remedy}, or delete {path.parent / CHECKSUMS} to use the files "
         "there unverified",
     )
+
+
+def _no_pipe(path: Path) -> Path:
+    if path.is_fifo() and not path.is_relative_to("/dev"):  # where the shell puts what it passes to `--config <(...)`
+        raise InputError(f"{path} is a pipe, not a file: restore it")
+    return path
 
 
 @cache
@@ -176,15 +182,13 @@ def _listed(folder: Path) -> dict[str, list[str]] | None:
     """The checksums of a folder; None if it has no list."""
     path = folder / CHECKSUMS
     try:
-        listed = json.loads(path.read_bytes())
+        listed = json.loads(_no_pipe(path).read_bytes())
     except FileNotFoundError:
         return None
     except (ValueError, RecursionError):
         listed = None
     entries = list(listed.values()) if isinstance(listed, dict) else [None]
-    if not all(
-        isinstance(each, list) and all(re.fullmatch(r"[0-9a-f]{8}-\d{1,18}", str(sum)) for sum in each) for each in entries
-    ):
+    if not all(isinstance(each, list) and all(LISTED.fullmatch(str(sum)) for sum in each) for each in entries):
         raise DamagedFileError(path, f"{path} cannot be read: delete it to use the files beside it unverified")
     return listed
 
@@ -253,7 +257,7 @@ def verify_archive(path: Path) -> None:
     Raises:
         BadZipFile: a record is damaged, or it is another archive.
     """
-    with ZipFile(path) as archive:
+    with ZipFile(_no_pipe(path)) as archive:
         damaged = archive.testzip()
         if damaged is not None or not any(name.endswith("/data.pkl") for name in archive.namelist()):
             raise BadZipFile(f"{damaged} is damaged" if damaged else "not an archive of torch.save")
@@ -263,13 +267,12 @@ def read_arrays(path: Path, without: Container[str] = ()) -> dict[str, "np.ndarr
     """Reads an .npz file after comparing its checksums, as numpy does only for a record that it reads to the end."""
     import numpy as np
 
-    file = np.load(path, allow_pickle=False)
+    file = np.load(_no_pipe(path), allow_pickle=False)
     if isinstance(file, np.ndarray):
         raise ValueError("it holds a single array: save the arrays together with numpy.savez")
     with file:
-        # numpy writes no comments: one takes the place of the records after it
-        if damaged := file.zip.testzip() or next((each.filename for each in file.zip.infolist() if each.comment), None):
-            raise BadZipFile(f"{damaged} is damaged")
+        if file.zip.testzip() or any(each.comment for each in file.zip.infolist()):  # one takes the place of other records
+            raise BadZipFile("a record or the directory is damaged")
         return {name: file[name] for name in file.files if name not in without}
 
 
@@ -302,27 +305,24 @@ def locked(folder: Path, writes: bool = True) -> Iterator[None]:
     try:
         yield
     finally:
-        try:
-            with suppress(OSError):  # unless it is empty
-                folder.rmdir()  # while it is locked: nobody else's
-        finally:
-            os.close(descriptor)
+        with suppress(OSError):  # unless it is empty
+            folder.rmdir()  # while it is locked: nobody else's
+        os.close(descriptor)
 
 
 def _open_locked(folder: Path) -> int:
     """Creates and locks a folder, or creates it anew if its last holder removed it, as empty, before the lock was ours."""
-    for _ in range(100):
+    for _ in range(9):
         folder.mkdir(parents=True, exist_ok=True)
         with suppress(FileNotFoundError):
             # Windows opens no folders, so there a file inside is locked instead
             descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT) if WINDOWS else os.open(folder, os.O_RDONLY)
-            if not lock(descriptor):
-                os.close(descriptor)
-                break
-            with suppress(FileNotFoundError):
-                if WINDOWS or os.path.samestat(os.fstat(descriptor), os.stat(folder)):
-                    return descriptor
+            free = lock(descriptor)
+            if free and (WINDOWS or (folder.exists() and os.path.samestat(os.fstat(descriptor), os.stat(folder)))):
+                return descriptor
             os.close(descriptor)
+            if not free:
+                break
     raise InputError(f"{folder} is being trained by another process: wait until it ends, or stop it")
 
 
@@ -346,8 +346,8 @@ def lock(descriptor: int) -> bool:
 
 def _write_error(path: str | Path, error: OSError, checkpoint: Path) -> InputError:
     kept = "the previous checkpoint is intact" if checkpoint.exists() else "no checkpoint has been written yet"
-    reason = error.strerror or str(error)
-    return InputError(f"could not write {path} ({reason}); {kept}: free some disk space and continue with --resume")
+    remedy = "free some disk space and continue with --resume"
+    return InputError(f"could not write {path} ({error.strerror or error}); {kept}: {remedy}")
 
 
 def _sync(path: Path) -> None:

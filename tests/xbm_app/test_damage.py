@@ -1,7 +1,10 @@
 """Nothing damaged is used without a word: bit flips, pages of zeros, and hostile files, in everything that is read back."""
 
+import os
 import random
 import shutil
+import subprocess
+import sys
 from itertools import chain
 from pathlib import Path
 
@@ -137,6 +140,17 @@ def test_no_damaged_arrays_are_used(tmp_path, save):
     directory = (content[:start] + tail for tail in damaged(content[start:], 1000, 0))
     headers = (damage + content[200:] for damage in damaged(content[:200], 1000, 0))
     assert silent(path, chain(damaged(content, 500, 3), directory, headers), lambda: arrays_of(path)) == []
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "metrics.csv", "examples.npz", "checkpoints/last.pt", "checksums.json"])
+def test_a_pipe_in_place_of_a_file_is_not_waited_for(finished, tmp_path, name):
+    run = Path(shutil.copytree(finished, tmp_path / "run"))
+    (run / name).unlink()
+    os.mkfifo(run / name)
+    command = ("evaluate", run) if name.startswith("checkpoints") else ("report", run, "--out", tmp_path / "page.html")
+    script = "import sys; from xbm.__main__ import main; sys.argv[0] = 'xbm'; main()"
+    done = subprocess.run([sys.executable, "-c", script, *map(str, command)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2 and "Traceback" not in done.stderr and name in done.stderr
 
 
 def test_no_damaged_names_of_columns_are_used(tmp_path):
