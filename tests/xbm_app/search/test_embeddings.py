@@ -1,7 +1,9 @@
 """Embeddings made elsewhere, and encoders of the user's own."""
 
 import json
+import textwrap
 from datetime import date
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -248,3 +250,21 @@ def test_the_commands_take_embeddings_encoders_texts_and_filters(own_encoder, co
         else:
             with pytest.raises(InputError, match=says):
                 run(*words)
+
+
+def test_an_exported_index_is_searched_by_the_recipe_of_the_docs(tmp_path, monkeypatch):
+    """That of faiss; Qdrant and LanceDB are not among the packages of the tests."""
+    page = (Path(__file__).parents[3] / "docs" / "search.md").read_text()
+    recipe = page[page.index("    import faiss\n") : page.index("    from qdrant_client")]
+    assert "upload_collection" in page and "create_table" in page
+    catalogue, rows = Catalogue(tmp_path, write=True), np.eye(5, dtype=np.float32)
+    catalogue.set("dim", 5)
+    with catalogue.change():
+        catalogue.add([Entry(f"{k}.png", "", 1, 1) for k in range(5)], rows, [b""] * 5)
+    write_parquet(catalogue, tmp_path / "rows.parquet")
+    catalogue.close()
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    exec(textwrap.dedent(recipe), names)
+    assert names["index"].search(rows, 1)[1][:, 0].tolist() == [0, 1, 2, 3, 4]
+    assert names["table"]["path"].to_pylist() == [f"{k}.png" for k in range(5)]
