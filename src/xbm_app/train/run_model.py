@@ -3,6 +3,7 @@
 import copy
 import hashlib
 import json
+import os
 import zlib
 from pathlib import Path
 from typing import IO, Any
@@ -100,7 +101,7 @@ def features_of(
 def _compute_features(model: EmbeddingModel, feed: Feed, unfinished: Path, what: str, device: torch.device) -> np.ndarray:
     """(N, width), batch by batch. If the process is killed, the next one continues from the file `unfinished`."""
     width = model.head.in_features
-    with unfinished.open("a+b") as file:
+    with open(unfinished, "a+b", opener=_unless_link) as file:
         alone = lock(file.fileno())  # otherwise another process is computing the same features
         parts = _whole_batches(file, width) if alone else []
         batches = sweep(feed, EMBED_BATCH, device=device, first=len(parts) * EMBED_BATCH)
@@ -111,6 +112,10 @@ def _compute_features(model: EmbeddingModel, feed: Feed, unfinished: Path, what:
                 file.write(content + zlib.crc32(content).to_bytes(4, "little"))
                 file.flush()
     return np.concatenate(parts)
+
+
+def _unless_link(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
 
 def _whole_batches(file: IO[bytes], width: int) -> list[np.ndarray]:

@@ -1,5 +1,6 @@
 """A frozen trunk: its features are computed once, and training on them is training the head on the images."""
 
+import os
 import random
 import zlib
 
@@ -9,6 +10,7 @@ import torch
 
 from tests.tiny import same, tiny_config
 from tests.xbm_app.damage import flipped, zeroed
+from xbm.errors import InputError
 from xbm_app.files import read_checkpoint
 from xbm_app.models import EmbeddingModel, build_model, freeze
 from xbm_app.models.embedding import layers_of
@@ -71,6 +73,19 @@ def test_a_killed_run_keeps_the_features_of_whole_batches(photos, tmp_path, pass
         train(config, tmp_path / f"again{len(rest)}", quiet=True)
         assert passes == rest and np.array_equal(read_features(finished), wanted)
     assert not list((tmp_path / "shared").glob("*.unfinished"))
+
+
+@pytest.mark.skipif(not hasattr(os, "O_NOFOLLOW"), reason="this system follows every link")
+def test_a_planted_link_in_place_of_unfinished_features_is_not_followed(photos, tmp_path):
+    config = tiny_config(photos, model__freeze="trunk", data__features=str(tmp_path / "shared"), optim__iterations=1)
+    train(config, tmp_path / "first", quiet=True)
+    (finished,) = (tmp_path / "shared").glob("*train*.npz")
+    finished.unlink()
+    (tmp_path / "precious").write_bytes(b"precious")
+    finished.with_suffix(".unfinished").symlink_to(tmp_path / "precious")
+    with pytest.raises(InputError, match="symbolic link"):
+        train(config, tmp_path / "second", quiet=True)
+    assert (tmp_path / "precious").read_bytes() == b"precious"
 
 
 def test_other_weights_or_images_have_other_features(photos, tmp_path):
