@@ -115,6 +115,13 @@ def test_mined_negatives_join_the_documents_only_and_are_not_enqueued(form):
     assert forth.valid_negatives.tolist() == [4 + 10 + 5] * 5  # the past documents stay beside them
 
 
+@pytest.mark.parametrize("lowest", [-1, 0, -(2**62)])
+def test_a_mined_negative_has_the_label_of_no_pair(lowest):
+    criterion, (q, d) = new(), towers()
+    _, (forth, _) = criterion(q, d, labels=lowest + torch.arange(5), negatives=d.detach()[:2], return_stats=True)
+    assert forth.valid_positives.tolist() == [1] * 5 and forth.valid_negatives.tolist() == [6] * 5
+
+
 def test_a_negative_with_a_querys_label_is_its_positive():
     criterion, (q, d) = new(), towers()
     _, (forth, _) = criterion(
@@ -150,6 +157,15 @@ def test_a_saved_criterion_goes_on_where_it_stopped():
     assert all(torch.equal(a, b) for a, b in zip(other.state_dict().values(), criterion.state_dict().values()))
     with pytest.raises(InputError, match="always or never"):
         other(*towers(), labels=torch.arange(5))
+
+
+@pytest.mark.parametrize("first", [None, torch.arange(5)])
+def test_a_loaded_criterion_knows_whether_its_pairs_had_labels(first):
+    criterion, other = new(), new()
+    criterion(*towers(), labels=first)
+    other.load_state_dict(criterion.state_dict())
+    with pytest.raises(InputError, match="always or never"):
+        other(*towers(), labels=torch.arange(5) if first is None else None)
 
 
 @pytest.mark.parametrize(("size", "dim", "named"), [(12, 7, "size=12, dim=7"), (40, 6, "size=40, dim=6"), (0, 7, "size=0")])

@@ -114,13 +114,24 @@ def test_a_batch_counts_once_whether_it_is_enqueued_before_or_after(named, engin
 
 def test_without_ids_rows_are_live_only_if_the_latest_enqueue_wrote_the_references():
     loss_fn, (q, labels, d, _, _) = SupConLoss(), scene()
-    for writes in ([(d[:4], labels[:4]), (d[4:], labels[4:])], [(d, labels + 1)], [(d.roll(1, 0), labels)]):
+    all_but_one = torch.cat([d[:3], unit(1, seed=8), d[4:]])
+    for writes in (
+        [(d[:4], labels[:4]), (d[4:], labels[4:])], [(d, labels + 1)], [(d.roll(1, 0), labels)], [(all_but_one, labels)],
+    ):  # fmt: skip
         memory = CrossBatchMemory(40, 9, dtype=torch.float64)
         for rows, classes in writes:
             memory.enqueue(rows.detach(), classes)
         found = loss_fn(q, labels, memory, references=d)
         rows, classes = torch.cat([d, memory.embeddings]), torch.cat([labels, memory.labels])
         assert_same(found, plainly(loss_fn, q, labels, rows, classes), (q, d))
+
+
+@pytest.mark.parametrize("engine", ["reference", "streaming"])
+def test_without_ids_a_memory_smaller_than_the_references_holds_nothing_but_them(engine):
+    loss_fn, (q, labels, d, _, _) = SupConLoss(engine=engine), scene()
+    memory = CrossBatchMemory(5, 9, dtype=torch.float64)
+    memory.enqueue(d.detach(), labels)
+    assert_same(loss_fn(q, labels, memory, references=d), plainly(loss_fn, q, labels, d, labels), (q, d))
 
 
 @given(st.data())
@@ -254,6 +265,16 @@ def test_bad_arguments_get_one_sentence(arguments, says):
     q, labels, *_ = scene()
     with pytest.raises(InputError, match=says):
         SupConLoss()(q, labels, **arguments)
+
+
+@pytest.mark.parametrize("engine", ["reference", "streaming"])
+def test_with_ids_a_memory_must_know_its_rows_by_id_too(engine):
+    q, labels, d, *_ = scene()
+    memory = CrossBatchMemory(20, 9, dtype=torch.float64)
+    memory.enqueue(d.detach(), labels)
+    for named in ({"ids": torch.arange(7)}, {"reference_ids": torch.arange(7)}):
+        with pytest.raises(InputError, match="rows without ids"):
+            SupConLoss(engine=engine)(q, labels, memory, references=d, **named)
 
 
 def test_a_keyed_memory_needs_ids_to_find_duplicates():
