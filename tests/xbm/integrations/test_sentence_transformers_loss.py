@@ -281,6 +281,8 @@ def play(world: int, sizes: list[list[int]], symmetric: bool) -> dict:
     for k, split in enumerate(sizes):
         columns = batch(m=6, columns=3, seed=k % 3)
         columns[1][0], columns[2][5] = columns[1][4], columns[1][1]
+        if k == 4:  # past documents have other anchors now: they are recognized by themselves, on either process
+            columns[0] = batch(m=6, columns=1, seed=9)[0]
         if world:
             start = sum(split[:rank])
             columns = [column[start : start + split[rank]] for column in columns]
