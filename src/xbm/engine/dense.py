@@ -115,7 +115,8 @@ def _empty_side(S: Tensor) -> Side:
 
 
 def _sum_up(side: Side, t: Terms, valid: Tensor) -> None:
-    side.count = (valid & (t.slope > 0) if isinstance(t.slope, Tensor) else valid).sum(0)
+    # not slope > 0: a slope of NaN must reach the loss, not empty the side
+    side.count = (valid & ~(t.slope <= 0) if isinstance(t.slope, Tensor) else valid).sum(0)
     if t.value is not None:
         side.value = torch.where(valid, t.value, 0).sum(0)
         weight = torch.as_tensor(t.weight, dtype=t.value.dtype, device=t.value.device)

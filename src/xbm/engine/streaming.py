@@ -166,7 +166,8 @@ class Sums:
 
         The terms are overwritten: most of the time goes into allocating memory, so they are masked in place.
         """
-        count = (valid & (t.slope > 0) if isinstance(t.slope, Tensor) else valid).sum(0)
+        # not slope > 0: a slope of NaN must reach the loss, not empty the side
+        count = (valid & ~(t.slope <= 0) if isinstance(t.slope, Tensor) else valid).sum(0)
         self.side.count += count
         invalid = ~valid
         if t.logit is not None:
@@ -193,7 +194,7 @@ class Sums:
         each = torch.bincount(anchor, minlength=len(self.peak))
         starts = each.cumsum(0) - each
         if isinstance(t.slope, Tensor) and t.slope.dim():
-            self.side.count.index_add_(0, anchor, (t.slope > 0).long())
+            self.side.count.index_add_(0, anchor, (~(t.slope <= 0)).long())
         else:
             self.side.count += each
         if t.value is not None:

@@ -349,6 +349,15 @@ def test_a_learned_temperature_is_trained_read_saved_and_bounded():
     assert float(other.temperature) == pytest.approx(0.5)
 
 
+@pytest.mark.parametrize("engine", ["reference", "streaming"])
+def test_a_learned_temperature_that_diverged_shows_in_the_loss(engine, way):
+    q, labels, d, _, memory = scene()
+    loss_fn = SupConLoss(learn_temperature=True, engine=engine)
+    with torch.no_grad():
+        loss_fn.log_temperature.fill_(torch.nan)
+    assert loss_fn(q, labels, memory, references=d).isnan()
+
+
 def test_a_learned_temperature_that_is_too_small_or_has_no_way_to_its_gradient_is_refused():
     with pytest.raises(InputError, match=r"at least 0.01"):
         SupConLoss(0.001, learn_temperature=True)
