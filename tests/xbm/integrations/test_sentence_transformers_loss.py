@@ -8,6 +8,7 @@ from torch import nn
 
 from tests.worlds import on_ranks
 from xbm import InputError
+from xbm.distributed import Ranks
 from xbm.integrations import MemoryRankingLoss
 from xbm.integrations.sentence_transformers_loss import others, text_hash
 
@@ -274,6 +275,8 @@ def play(world: int, sizes: list[list[int]], symmetric: bool) -> dict:
     """An encoder trained for some steps; the same on one process (world 0) and on many. Some texts come again."""
     loss = new(size=17, symmetric=symmetric, learn_temperature=True)  # as in a script, where the process group comes later
     loss.loss_fn.double()
+    for memory in filter(None, (loss.documents, loss.anchors)):
+        memory.ranks = Ranks.alone()
     if world:
         loss.model = nn.parallel.DistributedDataParallel(loss.model)
         rank = torch.distributed.get_rank()

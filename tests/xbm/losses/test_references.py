@@ -350,6 +350,16 @@ def test_a_learned_temperature_is_trained_read_saved_and_bounded():
 
 
 @pytest.mark.parametrize("engine", ["reference", "streaming"])
+def test_below_its_bound_a_learned_temperature_counts_as_the_bound(engine):
+    q, labels, d, _, memory = scene()
+    loss_fn = SupConLoss(0.02, learn_temperature=True, engine=engine)
+    with torch.no_grad():
+        loss_fn.log_temperature.fill_(-6.0)
+    expected = SupConLoss(0.01, engine=engine)(q, labels, memory, references=d)
+    assert torch.allclose(loss_fn(q, labels, memory, references=d), expected)
+
+
+@pytest.mark.parametrize("engine", ["reference", "streaming"])
 def test_a_learned_temperature_that_diverged_shows_in_the_loss(engine, way):
     q, labels, d, _, memory = scene()
     loss_fn = SupConLoss(learn_temperature=True, engine=engine)
