@@ -14,7 +14,7 @@ from PIL import Image, ImageDraw, ImageFont, ImageOps
 import xbm
 
 HERE = Path(__file__).parent
-SIDE, QUERY, GAP, SHOWN, NAME = 96, 150, 6, 6, 96
+SIDE, QUERY, GAP, SHOWN, NAME = 84, 130, 6, 6, 96
 INK, RIGHT, WRONG = "#24292f", "#2da44e", "#cf222e"
 
 
