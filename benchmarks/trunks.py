@@ -31,6 +31,7 @@ from xbm_app.train.config import Config, override
 from xbm_app.train.load import evaluate_run
 from xbm_app.train.loop import train
 from xbm_app.train.presets import preset, small_image_settings
+from xbm_app.train.trials import CANDIDATES, FEWEST_CLASSES, HELD_OUT, MODERN, MOST, SHARE, WARM_UP
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "cpu-trunks.json"
@@ -125,7 +126,8 @@ def _fail(error: Exception) -> None:
     raise error
 
 
-HEAD = """# Which trunks can I train?
+RATES = " and ".join(f"{settings['optim.lr']:g}" for settings in CANDIDATES.values() if settings)
+HEAD = f"""# Which trunks can I train?
 
 Any model of timm: `xbm train --data DIR --trunk timm/NAME`. Mean, standard deviation, interpolation, pooling and the size of
 the images are those that timm states for the model, and transformers adapt to other sizes.
@@ -143,6 +145,29 @@ the images are those that timm states for the model, and transformers adapt to o
   thousands, embedded 64 at a time). The last two need a trunk without batch normalization, or `model.freeze_batch_norm=true`.
 - **Less to train.** `model.freeze=blocks:6` freezes the stem and the first six blocks, whose backward pass is skipped;
   `model.freeze=trunk` trains only the head, on features that are computed once, without augmentation.
+
+## How are transformers trained?
+
+For a pretrained transformer, `auto` chooses how to train on your data. It trains with each of these in turn, on
+{100 - 100 * HELD_OUT:.0f} % of the training classes for a fifth of the iterations (at most {MOST:,}), and takes the one
+with the highest MAP@R on the other {100 * HELD_OUT:.0f} %. The test classes are not looked at. The run then trains on all
+training classes.
+
+- **AdamW**, at the learning rates {RATES} (two candidates): weight decay {MODERN["optim.weight_decay"]} except for norms and
+  biases, a linear warm-up in the first {100 / WARM_UP:.0f} %, then cosine, gradients clipped at norm {MODERN["optim.clip"]:g}.
+  The rate is that of the head; each layer of the trunk has {MODERN["optim.layer_decay"]} times the rate of the next one.
+- **Adam**, as the preset has it for all other trunks (`preset`).
+
+What to know about it:
+
+- **Recorded** in `RUN/trials.json`: every candidate with its scores. `config.yaml` has the settings that were chosen.
+- **Cost**: {len(CANDIDATES)} × {100 / SHARE:.0f} % of the iterations of the run. A run that is stopped meanwhile continues with
+  `--resume`.
+- **Omitted** if you set the optimizer yourself (any `optim` setting but `optim.iterations`, `optim.precision` and
+  `optim.ema`, or `model.trunk_lr`), with `model.freeze=trunk`, and with `--config`. With fewer than {FEWEST_CLASSES} training
+  classes, the first candidate is used.
+- **Not measured by us.** The candidates are what fine-tuning transformers usually takes. No figures of ours compare them, and
+  short runs may prefer a higher rate than long ones.
 
 ## What did each family need?
 

@@ -11,9 +11,10 @@ from xbm.distributed import together
 from xbm.errors import InputError
 from xbm_app.data.own_data import whole_path
 from xbm_app.data.user_transform import Transform, describe
+from xbm_app.models.timm_trunks import is_transformer
 from xbm_app.progress import tell
 from xbm_app.train import config as configs
-from xbm_app.train import loop
+from xbm_app.train import loop, trials
 from xbm_app.train.config import Config
 from xbm_app.train.dataset import is_stream, read_data, typical_side
 from xbm_app.train.hooks import Hooks, OnEvaluate, OnLog
@@ -137,9 +138,10 @@ def train(
         if any(options) or seed is not None or memory is not None:
             raise InputError("--resume uses the settings of the run: omit all other options except --quiet")
         folder = Path(resume).expanduser()
-        if not (folder / "config.yaml").exists():
+        undecided = trials.undecided(folder)
+        if not undecided and not (folder / "config.yaml").exists():
             raise InputError(f"{folder} holds no run: pass the folder that `xbm train` printed")
-        chosen = configs.load(folder / "config.yaml")
+        chosen = trials.undecided_config(folder) if undecided else configs.load(folder / "config.yaml")
     else:
         settings: dict[str, Any] = dict(set or {})
         if transform is not None:
@@ -148,13 +150,17 @@ def train(
             _path(data), preset, _path(root), _path(store), loss, trunk, recipe, memory, seed,
             config if isinstance(config, Config) else _path(config), settings, skip_problems, quiet,
         )  # fmt: skip
+        undecided = config is None and trials.has_choice(chosen, settings)
         kind = chosen.loss.name.replace("/", "_") + ("" if chosen.memory.ratio else "_no_memory")
         stamp = time.strftime("%Y-%m-%d_%H%M%S")
         folder = _path(out) or Path("runs") / f"{stamp}_{chosen.data.name}_{kind}_seed{chosen.seed}"
     with together(chosen.device) as ranks:
         folder = Path(ranks.agreed(str(folder)))  # its name contains the time, which differs between processes
         hooks = Hooks(transform, on_log, on_evaluate)
-        run = TrainedRun(folder, loop.train(chosen, folder, resume=resume is not None, quiet=quiet, hooks=hooks))
+        if undecided:
+            chosen = trials.choose(chosen, folder, hooks, quiet)
+        begun = undecided or resume is not None
+        run = TrainedRun(folder, loop.train(chosen, folder, resume=begun, quiet=quiet, hooks=hooks))
         if ranks.first and done is not None:
             done(run)
     return run
@@ -202,8 +208,9 @@ def configure(
             raise InputError("nothing to train on: choose a preset such as `xbm train glyphs`, or pass `--data DIR`")
         if data is not None and trunk is None and "model.trunk" not in settings and "model.weights" not in settings:
             trunk, scratch = default_trunk(quiet)
-        default = "auto" if memory else "paper"  # without memory that is the in-batch loss of the preset
         weights = settings.get("model.weights")
+        modern = trunk is not None and weights != "none" and is_transformer(trunk)
+        default = "auto" if memory or modern else "paper"  # without memory that is the in-batch loss of the preset
         chosen = preset_of("own" if data is not None else preset, loss, trunk, recipe or default, weights)
     folders = {"data.root": root or data, "data.store": store}
     changes: dict[str, object] = {key: whole_path(path) for key, path in folders.items() if path is not None}

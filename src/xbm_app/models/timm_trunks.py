@@ -6,10 +6,12 @@ import socket
 import warnings
 from collections.abc import Iterator
 from difflib import get_close_matches
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from xbm.errors import InputError, unknown
 from xbm_app.models.weights import State, download
@@ -134,6 +136,20 @@ def can_fetch(name: str) -> bool:
             return True
     except OSError:
         return False
+
+
+@cache
+def is_transformer(name: str) -> bool:
+    """Whether a trunk is a model of timm that divides images into patches and has no batch normalization.
+
+    Example:
+        >>> is_transformer("timm/vit_tiny_patch16_224"), is_transformer("timm/convnext_atto"), is_transformer("resnet50")
+        (True, False, False)
+    """
+    if not name.startswith(PREFIX):
+        return False
+    net = _blank(model_name(name), {"num_classes": 0})
+    return hasattr(net, "patch_embed") and not any(isinstance(module, _BatchNorm) for module in net.modules())
 
 
 def width_of(net: Any) -> int:

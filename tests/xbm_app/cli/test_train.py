@@ -329,6 +329,7 @@ def chosen(monkeypatch, tmp_path):
             raise InputError("stopped")
 
         monkeypatch.setattr("xbm_app.train.loop.train", stop)
+        monkeypatch.setattr("xbm_app.train.trials.choose", lambda config, *_: config)
         said = xbm("train", *more, "--out", tmp_path / "run").err
         return configs[0], said.removesuffix("error: stopped\n")
 
