@@ -1,5 +1,6 @@
 """How a pretrained transformer is trained by `auto`: short runs on the data at hand, compared on held-out training classes."""
 
+import gc
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
@@ -140,6 +141,7 @@ def _scores(config: Config, run: Path, folder: Path, hooks: Hooks, quiet: bool) 
         result = read_json(folder / "result.json") if finished else train(config, folder, resume=True, quiet=quiet, hooks=hooks)
     except DivergedError:
         return {"recall@1": -1.0, SCORE: -1.0}
+    gc.collect()  # of the trial's model and memory, before the next ones are built
     if ranks.first:
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
     return {name: float(result[name]) for name in ("recall@1", SCORE)}
