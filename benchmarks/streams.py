@@ -2,10 +2,12 @@
 
     python -m benchmarks.streams                  # 200,000 images of 32 × 32 pixels, 20,000 classes, about 4 minutes
     python -m benchmarks.streams --samplers       # what its batches repeat and leave out, beside those of the exact sampler
+    python -m benchmarks.streams --page           # writes docs/data.md from the results of these two
     python -m benchmarks.streams --accuracy       # R@1 on the built-in glyphs, beside the exact sampler
 
 The images are generated into a temporary folder: uncompressed (PPM) or JPEG, in random order, 10,000 a shard. Files are in the
 page cache. Reading takes place in the threads of the feeds, without a model; `training` is `xbm train` with the trunk `small`.
+Results of 200,000 images are kept in benchmarks/results/cpu-streams.json.
 """
 
 import argparse
@@ -19,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,6 +39,9 @@ from xbm_app.data.stream_sampler import StreamSampler
 from xbm_app.data.tar_shards import read_shards
 from xbm_app.data.transforms import Augmentation
 
+RESULTS = Path(__file__).parent / "results" / "cpu-streams.json"
+PAGE = Path(__file__).parents[1] / "docs" / "data.md"
+MARKS = "<!-- figures of streams -->\n", "<!-- end of figures of streams -->\n"
 IMAGES, CLASSES, SIDE, PER_SHARD, TESTED = 200_000, 20_000, 32, 10_000, 2_000
 P, K, STEPS = 16, 4, 150
 SETTINGS = [
@@ -155,7 +161,7 @@ def same_state(one: object, other: object) -> bool:
     return one == other or (one != one and other != other)
 
 
-def training(root: Path, runs: Path, kind: str, iterations: int) -> None:
+def training(root: Path, runs: Path, kind: str, iterations: int) -> dict[str, Any]:
     """Trains on the stream, once in one go and once killed and resumed, and on the store."""
     settings = [*SETTINGS, "--set", f"optim.iterations={iterations}", "--set", f"log.checkpoint_every={iterations // 3}"]
     data = ["--data", root / kind, "--quiet"]
@@ -173,6 +179,7 @@ def training(root: Path, runs: Path, kind: str, iterations: int) -> None:
     print(f"          resident memory at most {peak / 1e9:.2f} GB; {iterations} iterations, a memory of a tenth of the images")
     exact = same_state(*states) and rows[0] == rows[1] and results["whole"]["map@r"] == results["ended"]["map@r"]
     print(f"          killed and resumed: {'the same bit for bit' if exact else 'DIFFERENT'}")
+    return {"images a second": speed, "peak bytes": peak, "iterations": iterations, "resumes exactly": exact}
 
 
 # ---------------------------------------------------------------- the sampler against the exact one
@@ -188,7 +195,7 @@ def coverage(labels: np.ndarray, shards: np.ndarray, sampler: PKSampler | Stream
     return repeats / (steps * P * K), float(shown.mean())
 
 
-def samplers() -> None:
+def samplers() -> list[dict[str, Any]]:
     """How batches of a stream differ from exact ones, by the buffer and the order of the images."""
     draw = np.random.default_rng(0)
     ordered = np.arange(IMAGES) * CLASSES // IMAGES
@@ -197,6 +204,7 @@ def samplers() -> None:
     steps = IMAGES // (P * K)
     print(f"{IMAGES:,} images of {CLASSES:,} classes, batches of {P} × {K}, one epoch")
     print(f"{'order':10}{'buffer':>10}{'repeated':>10}{'shown':>10}")
+    rows = []
     for order, labels in orders.items():
         for buffer in (2_048, 16_384, 65_536, CLASSES * K + 16 * P * K):
             sampler = StreamSampler(labels, shards, P, K, 0, buffer)
@@ -204,8 +212,10 @@ def samplers() -> None:
             repeated, shown = coverage(labels, shards, sampler, steps)
             cost = (time.perf_counter() - start) / steps
             print(f"{order:10}{buffer:>10,}{repeated:>10.1%}{shown:>10.1%}   {1e3 * cost:.2f} ms a batch")
+            rows.append({"order": order, "buffer": buffer, "repeated": repeated, "shown": shown})
     repeated, shown = coverage(ordered, shards, PKSampler(ordered, P, K, 0), steps)
     print(f"{'any':10}{'exact':>10}{repeated:>10.1%}{shown:>10.1%}")
+    return [*rows, {"order": "any", "buffer": None, "repeated": repeated, "shown": shown}]
 
 
 def glyph_shards(root: Path, order: str) -> Path:
@@ -246,9 +256,46 @@ def accuracy(seeds: Sequence[int], iterations: int) -> None:
         print(f"{name:24} R@1 {100 * np.mean(values):.2f} ± {100 * error:.2f}")
 
 
+def record(name: str, values: Any) -> None:
+    """Adds figures to the results, with the machine that they are from."""
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    results |= {name: values, "machine": f"{machine()}, {os.cpu_count()} cores", "date": time.strftime("%Y-%m-%d")}
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+
+
+def figures() -> str:
+    """The results as docs/data.md has them."""
+    results = json.loads(RESULTS.read_text())
+    ppm, jpg, trained_on = results["read ppm"], results["read jpg"], results["training"]
+    exactly = "continues bit for bit" if trained_on["resumes exactly"] else "does NOT continue bit for bit"
+    lines = [
+        f"{IMAGES:,} images of {SIDE} × {SIDE} pixels, {CLASSES:,} classes, in shards that are in the page cache "
+        f"({results['machine']}, other programs ran beside it; `python -m benchmarks.streams`):\n",
+        f"- **Speed of reading**, beside a store of the same images: uncompressed images {ppm['stream'] / ppm['store']:.0%} "
+        f"({ppm['stream']:,.0f} of {ppm['store']:,.0f} images per second); JPEG {jpg['stream'] / jpg['store']:.0%} "
+        f"({jpg['stream']:,.0f} of {jpg['store']:,.0f}), since a stream decodes each image and a store holds pixels.",
+        f"- **Memory** of `xbm train`, with all libraries: at most {trained_on['peak bytes'] / 1e9:.2f} GB.",
+        f"- **Resuming**: a run that is killed {exactly}.\n",
+        f"Batches of {P} × {K} for one epoch. *Repeated* places of a batch hold an image that is in it already; *shown* images "
+        "are in at least one batch (`--samplers`):\n",
+        "| order in the shards | buffer | repeated | shown |\n|---|---|---|---|",
+    ]
+    for row in results["samplers"]:
+        buffer = "exact sampler" if row["buffer"] is None else f"{row['buffer']:,}"
+        lines.append(f"| {row['order']} | {buffer} | {row['repeated']:.1%} | {row['shown']:.1%} |")
+    return "\n".join(lines) + "\n"
+
+
+def page() -> str:
+    """docs/data.md with the figures of the results."""
+    before, _, rest = PAGE.read_text().partition(MARKS[0])
+    return before + MARKS[0] + figures() + MARKS[1] + rest.partition(MARKS[1])[2]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--samplers", action="store_true", help="repeats and coverage of the batches")
+    parser.add_argument("--page", action="store_true", help="write docs/data.md")
     parser.add_argument("--accuracy", action="store_true", help="R@1 on the glyphs")
     parser.add_argument("--kinds", nargs="+", default=["ppm", "jpg"], choices=["ppm", "jpg"])
     parser.add_argument("--parts", nargs="*", default=["read", "train"], help="read, train; none only makes the data")
@@ -258,8 +305,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     options = parser.parse_args()
+    if options.page:
+        PAGE.write_text(page())
+        return
     if options.samplers:
-        return samplers()
+        return record("samplers", samplers())
     if options.accuracy:
         return accuracy(options.seeds, options.iterations)
     torch.set_num_threads(1)
@@ -271,12 +321,16 @@ def main() -> None:
             if "read" in options.parts:
                 rates = speeds(dataset, store, options.rounds)
                 stream, stored = rates["stream"], rates["store"]
+                if options.images == IMAGES:
+                    record(f"read {kind}", rates)
                 print(
                     f"{kind}: {stream:.0f} images a second from the stream, {stored:.0f} from the store: {stream / stored:.0%}"
                 )
             if "train" in options.parts and number == 0:
                 with tempfile.TemporaryDirectory() as runs:
-                    training(folder, Path(runs), kind, options.iterations)
+                    trained_on = training(folder, Path(runs), kind, options.iterations)
+                    if options.images == IMAGES:
+                        record("training", trained_on)
 
 
 if __name__ == "__main__":
