@@ -21,7 +21,7 @@ from xbm_app.train.hooks import Hooks, OnEvaluate, OnLog
 from xbm_app.train.load import Embedder, load
 from xbm_app.train.losses import is_theirs, takes_memory
 from xbm_app.train.metrics import metric_title
-from xbm_app.train.presets import FROM_SCRATCH, few_classes_settings, recipe_of, small_image_settings
+from xbm_app.train.presets import FROM_SCRATCH, FROZEN, few_classes_settings, recipe_of, small_image_settings
 from xbm_app.train.presets import preset as preset_of
 
 
@@ -245,6 +245,8 @@ def configure(
                 tell(f"{words} (batch.size)")
         recipe_settings = recipe_of("auto", chosen.model.weights, "own", len(images)) if chosen.recipe == "auto" else {}
         chosen = configs.override(chosen, {**recipe_settings, **changes, **settings})
+    if config is None and chosen.recipe == "auto" and chosen.model.freeze == "trunk":
+        chosen = configs.override(chosen, {**FROZEN, **settings})
     return chosen
 
 

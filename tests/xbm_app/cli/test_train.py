@@ -362,6 +362,16 @@ def test_a_timm_trunk_gets_the_input_and_the_pooling_that_it_was_trained_with(ch
     assert (config.data.crop, config.data.resize) == (256, 293)
 
 
+def test_the_head_of_a_frozen_trunk_does_not_sum_its_negatives(chosen, own_photos):
+    words = ("--data", own_photos, "--trunk", "resnet50", "--set", "model.freeze=trunk")
+    config, _ = chosen(*words)
+    assert (config.memory.reduction, config.optim.lr) == ("balanced", 1e-3)
+    config, _ = chosen(*words, "--set", "optim.lr=0.01")
+    assert (config.memory.reduction, config.optim.lr) == ("balanced", 0.01)
+    config, _ = chosen(*words, "--recipe", "paper")
+    assert (config.memory.reduction, config.optim.lr) == (None, 1e-4)
+
+
 def test_without_weights_and_without_a_network_a_small_net_is_trained_and_said(chosen, own_photos, monkeypatch):
     monkeypatch.setattr("xbm_app.models.trunks.find_spec", lambda _: None)
     monkeypatch.setattr("xbm_app.models.trunks.can_fetch", lambda _: False)
