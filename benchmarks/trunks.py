@@ -18,6 +18,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from benchmarks.frozen_trunk import section
 from benchmarks.gpu_page import table
 from xbm_app.data.images import image_files
 from xbm_app.export.exporter import TOLERANCE, export_run
@@ -169,8 +170,6 @@ What to know about it:
 - **Not measured by us.** The candidates are what fine-tuning transformers usually takes. No figures of ours compare them, and
   short runs may prefer a higher rate than long ones.
 
-## What did each family need?
-
 """
 
 
@@ -189,7 +188,8 @@ def page() -> str:
     head = ["family", "trunk", "parameters", "layers", "width", "crop", "needed", "resumes", "evaluates", "ONNX", "index"]
     versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
     return (
-        f"{HEAD}Randomly initialized, {SHORT['optim.iterations']} iterations on a folder of generated pictures of {SIDE}\n"
+        f"{HEAD}{section()}## What did each family need?\n\n"
+        f"Randomly initialized, {SHORT['optim.iterations']} iterations on a folder of generated pictures of {SIDE}\n"
         f"pixels, on a CPU ({versions}). `python -m benchmarks.trunks` measures\nthis and writes this page.\n\n"
         f"{table(head, rows)}\n"
         "- **layers**: the stem, the blocks and what follows them, as `model.freeze` and `optim.layer_decay` count them.\n"
