@@ -98,7 +98,7 @@ def one_pass(
         result = engine.compare(
             _losses[loss], anchors.detach(), pairing, *wanted[:2], stats, reference_gradient=wanted[2]
         )  # fmt: skip
-        of_temperature = temperature_gradient(anchors, result.gradient, rows is None) if wanted[3] else None
+        of_temperature = temperature_gradient(anchors, result.gradient, rows is None and wanted[0]) if wanted[3] else None
     none = anchors.new_empty(0)
 
     def gradient(of: Tensor | None, leaf: Tensor | None) -> Tensor:

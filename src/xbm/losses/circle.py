@@ -27,6 +27,7 @@ class CircleLoss(PairLoss):
     """
 
     name = "circle"
+    kernel = "circle"
     one_reduction = True
     ignores_extremes = True
     hyperparameters: ClassVar = {"margin": float, "gamma": float}

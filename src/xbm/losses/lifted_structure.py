@@ -25,6 +25,7 @@ class LiftedStructureLoss(PairLoss):
     """
 
     name = "lifted_structure"
+    kernel = "lifted_structure"
     one_reduction = True
     ignores_extremes = True
     hyperparameters: ClassVar = {"base": float}

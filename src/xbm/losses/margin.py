@@ -29,6 +29,7 @@ class MarginLoss(PairLoss):
     """
 
     name = "margin"
+    kernel = "margin"
     ignores_extremes = True
     hyperparameters: ClassVar = {"boundary": float, "margin": float}
 

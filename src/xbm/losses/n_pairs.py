@@ -26,6 +26,7 @@ class NPairsLoss(PairLoss):
     """
 
     name = "n_pairs"
+    kernel = "n_pairs"
     one_reduction = True
     ignores_extremes = True
     hyperparameters: ClassVar = {"temperature": float}

@@ -259,7 +259,8 @@ class PairLoss(nn.Module):
             if has_kernels(anchors.device) or (self.engine == "triton" and HAS_TRITON and INTERPRETED):
                 from xbm.engine import triton
 
-                if triton.supports(self, anchors, None if memory is None else memory.rows, references):
+                checked = self.kernel in triton.CHECKED_ON_GPU or self.engine == "triton"
+                if checked and triton.supports(self, anchors, None if memory is None else memory.rows, references):
                     return triton
             elif self.engine == "triton":
                 raise InputError(f'engine="triton" needs {lacks(anchors.device)}: use engine="auto"')
@@ -320,7 +321,7 @@ class OnePass(torch.autograd.Function):
             result.gradient.contiguous(),
             None if result.row_gradient is None else result.row_gradient.to(pairing.rows.dtype),
             None if result.reference_gradient is None or references is None else result.reference_gradient.to(references.dtype),
-            temperature_gradient(anchors, result.gradient, rows is None) if wanted[3] else None,
+            temperature_gradient(anchors, result.gradient, rows is None and wanted[0]) if wanted[3] else None,
         )
         ctx.types = (
             anchors.dtype,

@@ -34,6 +34,7 @@ class SupConLoss(PairLoss):
     """
 
     name = "sup_con"
+    kernel = "sup_con"
     one_reduction = True
     ignores_extremes = True
     hyperparameters: ClassVar = {"temperature": float}

@@ -1,6 +1,6 @@
 """The GPU engine: a loss and its gradient in one pass over the bank, as Triton kernels; and what a memory does on a GPU.
 
-It computes the contrastive, triplet and multi-similarity (with mining) losses on banks of float32, bfloat16 and float16.
+It computes all eight losses (multi-similarity with mining only) on banks of float32, bfloat16 and float16.
 `supports` tells what it can compute; everything else is left to the streaming engine. Nothing here synchronizes with the host.
 The kernels check the values of their inputs: an unsound anchor adds nothing and is counted.
 
@@ -10,6 +10,7 @@ A step launches these kernels:
     contrastive, otherwise   label_table, count, list, pass, finish             weights are known only at the end
     multi-similarity         label_table, count, list, pass, finish             positives decide which negatives are valid
     triplet                  label_table, count, list, pass, (overflow,) finish the weight of a negative is its rank
+    all others               label_table, count, list, pass, finish             weights are known only at the end
     gradient of the rows     clean + the above + row_gradient
     batch against itself     clean + the above + row_gradient
 
@@ -39,6 +40,9 @@ from xbm.engine.triton.primitives import (  # isort: skip
 __all__ = ["assign", "compare", "descend", "enqueue", "newest_copies", "supports"]
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
+# The losses (by `PairLoss.kernel`) whose kernels were compared with float64 on a GPU (benchmarks/gpu_check.py): those that
+# engine="auto" runs there. The other kernels have run under the interpreter only, and need engine="triton".
+CHECKED_ON_GPU = frozenset({"contrastive", "triplet", "multi_similarity"})
 
 
 def supports(loss: Any, anchors: Tensor, rows: Tensor | None = None, references: Tensor | None = None) -> bool:
@@ -115,6 +119,7 @@ def _compare(loss: Any, given: Tensor, pairing: Pairing, gradient: bool, differe
             addresses |= x.data_ptr()
     key = None if addresses % 16 else s.key  # without a key, Triton inspects alignments
 
+    temperature = loss.temperature.float() if constants.learned else None
     anchors = given
     if in_batch or row_gradient:
         anchors, anchor_stamps = clean_anchors(case, s, key, given, ids, sound)
@@ -123,14 +128,16 @@ def _compare(loss: Any, given: Tensor, pairing: Pairing, gradient: bool, differe
     pairs = (anchors, bank, row_labels, stamps, row_ids, labels, ids, own, pointer)
     workspace = torch.empty(workspace_size(m, s.plan.num_splits, D), dtype=torch.float32, device=given.device)
     positives = Positives() if s.kind == CONTRASTIVE_ONE_PASS.value else list_positives(case, s, key, pairs)
-    pos_gradients = compare_with_bank(case, s, key, pairs, positives, workspace)
+    pos_gradients = compare_with_bank(case, s, key, pairs, positives, workspace, temperature)
     overflow: tuple[Tensor | None, Tensor | None] = None, None
     if s.kind == TRIPLET.value and s.plan.capacity < M:
         overflow = overflow_triplets(case, s, key, pairs, positives)
-    result = finish_step(case, s, key, given, pairs, latest, sound, positives, overflow, workspace, pos_gradients)
+    result = finish_step(case, s, key, given, pairs, latest, sound, positives, overflow, workspace, pos_gradients, temperature)
     if in_batch and gradient:
-        return result._replace(gradient=gradient_of_rows(case, s, key, pairs, positives, workspace, result.gradient, M))
+        return result._replace(
+            gradient=gradient_of_rows(case, s, key, pairs, positives, workspace, temperature, result.gradient, M)
+        )
     if row_gradient:
-        of_rows = gradient_of_rows(case, s, key, pairs, positives, workspace, result.gradient, differentiated)
+        of_rows = gradient_of_rows(case, s, key, pairs, positives, workspace, temperature, result.gradient, differentiated)
         return result._replace(row_gradient=of_rows)
     return result

@@ -27,77 +27,23 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from xbm.engine.triton.loss_formulas import (
+    counted_negatives,
+    distance,
+    inverse_temperature,
+    negative_logits,
+    negative_slopes,
+)
 from xbm.engine.triton.plan import Case, Settings
 from xbm.engine.triton.positives import Positives
 from xbm.kernels import Kernel
 
 from xbm.engine.triton.primitives import (  # isort: skip
-    CONTRASTIVE, CONTRASTIVE_ONE_PASS, EASIEST_POSITIVE, EXTRA, HARDEST_NEGATIVE, HARDEST_POSITIVE, INF, MULTI_SIMILARITY,
-    NO_SLOT, NUM_NEGATIVES, POSITIVE_VALUE, SIZES, SUM, TRIPLET, VALUE,
-    block_similarities, counter_ptr, partials_ptr, self_slots, wait_for_previous,
+    CONTRASTIVE, CONTRASTIVE_ONE_PASS, EASIEST_POSITIVE, EXTRA, HARDEST_NEGATIVE, HARDEST_POSITIVE, INF, MARGIN,
+    MULTI_SIMILARITY, NO_PEAK, NO_SLOT, NUM_NEGATIVES, POSITIVE_VALUE, SIZES, SUM, SUP_CON, TRIPLET, VALUE,
+    as_int32, block_similarities, counter_ptr, load_anchors, load_keys, load_rows, load_words, partials_ptr, self_slots,
+    wait_for_previous,
 )  # fmt: skip
-
-
-@triton.jit
-def as_int32(pointer):
-    """An int64 pointer as int32: low words at even offsets, high words at odd ones."""
-    return pointer.to(tl.pointer_type(tl.int32), bitcast=True)
-
-
-@triton.jit
-def load_words(words, offs_n, mask_n, MASKED: tl.constexpr):
-    """Every other 32-bit word of a tile's rows."""
-    if MASKED:
-        return tl.load(words + 2 * offs_n, mask=mask_n, other=-1)
-    else:
-        return tl.load(words + 2 * offs_n)
-
-
-@triton.jit
-def load_rows(tile, offs_n, offs_d, mask_n, D: tl.constexpr, BLOCK_D: tl.constexpr, MASKED: tl.constexpr):
-    """(BLOCK_N, BLOCK_D): rows of a tile, zero beyond the bank and beyond D."""
-    ptrs = tile + (offs_n[:, None] * D + offs_d[None, :])
-    if MASKED:
-        return tl.load(ptrs, mask=mask_n[:, None] & (offs_d < D)[None, :], other=0.0)
-    elif D % BLOCK_D == 0:
-        return tl.load(ptrs)
-    else:
-        return tl.load(ptrs, mask=(offs_d < D)[None, :] & (offs_n >= 0)[:, None], other=0.0)
-
-
-@triton.jit
-def load_anchors(anchors, rows, workspace, offs_m, clamped_m, offs_d, split, m, D: tl.constexpr, HALF: tl.constexpr):
-    """(BLOCK_M, BLOCK_D): a block of anchors in the rows' type.
-
-    The tensor cores read them from shared memory only if they come straight from a load. So rounded anchors are written to
-    where this program will store its gradient at the end, and are loaded from there.
-    """
-    mask = (offs_m < m)[:, None] & (offs_d < D)[None, :]
-    a = tl.load(anchors + clamped_m.to(tl.int64)[:, None] * D + offs_d[None, :], mask=mask, other=0.0)
-    if a.dtype == rows.dtype.element_ty:
-        return a
-    elif HALF:
-        scratch = (workspace + split.to(tl.int64) * m * D).to(tl.pointer_type(rows.dtype.element_ty), bitcast=True)
-        ptrs = scratch + 2 * clamped_m.to(tl.int64)[:, None] * D + offs_d[None, :]
-        tl.store(ptrs, a.to(rows.dtype.element_ty), mask=mask)
-        tl.debug_barrier()
-        return tl.load(ptrs, mask=mask, other=0.0)
-    else:
-        return a.to(rows.dtype.element_ty)
-
-
-@triton.jit
-def load_keys(base_row, offs_n, mask_n, stamps, row_labels, row_ids, EXCLUDE_ID: tl.constexpr, MASKED: tl.constexpr):
-    """What decides which pairs of a tile count: the high words of stamps, and both words of labels and ids."""
-    stamp_high = load_words(as_int32(stamps) + 2 * base_row + 1, offs_n, mask_n, MASKED)
-    words = as_int32(row_labels) + 2 * base_row
-    row_low, row_high = load_words(words, offs_n, mask_n, MASKED), load_words(words + 1, offs_n, mask_n, MASKED)
-    if EXCLUDE_ID:
-        words = as_int32(row_ids) + 2 * base_row
-        id_low, id_high = load_words(words, offs_n, mask_n, MASKED), load_words(words + 1, offs_n, mask_n, MASKED)
-        return stamp_high, row_low, row_high, id_low, id_high
-    else:
-        return stamp_high, row_low, row_high, row_low, row_high
 
 
 @triton.jit
@@ -135,6 +81,7 @@ def pass_kernel(
     workspace,  # out, see primitives.py
     pos_gradients,  # out, (num_splits, m, D): the positives' part of the gradients, or None
     rows_desc,  # tensor descriptor of the rows, or None
+    temperature,  # (), if it is learned: beta is then read from it
     m, M, rows_per_split, num_splits, capacity, margin, beta, base,
     KIND: tl.constexpr, STATS: tl.constexpr, EXCLUDE_ID: tl.constexpr, EXCLUDE_SLOT: tl.constexpr, D: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -155,9 +102,10 @@ def pass_kernel(
     anchor_id = tl.load(ids + clamped_m) if EXCLUDE_ID else label
     id_low, id_high = anchor_id.to(tl.int32), (anchor_id >> 32).to(tl.int32)
     slots = self_slots(own, pointer, clamped_m, m, M, EXCLUDE_SLOT)
+    beta = inverse_temperature(temperature, beta)
 
     floor = tl.full((BLOCK_M,), margin, tl.float32)
-    if KIND >= MULTI_SIMILARITY:
+    if KIND >= MULTI_SIMILARITY and KIND < MARGIN:
         floor = tl.load(lowest + clamped_m) - margin
     if KIND == TRIPLET:
         num_listed = tl.load(pos_counts + clamped_m)
@@ -173,6 +121,8 @@ def pass_kernel(
     value = tl.zeros((BLOCK_M,), tl.float32)
     pos_value = tl.zeros((BLOCK_M,), tl.float32)
     extra = tl.zeros((BLOCK_M,), tl.float32)
+    if RESCALE and KIND >= SUP_CON:
+        extra = tl.full((BLOCK_M,), NO_PEAK, tl.float32)
     num_negatives = tl.zeros((BLOCK_M,), tl.float32)
     hardest = tl.full((BLOCK_M,), -INF, tl.float32)
     hardest_of_column = tl.full((BLOCK_M, BLOCK_N) if STATS else (1, 1), -INF, tl.float32)
@@ -255,16 +205,22 @@ def pass_kernel(
             else:
                 sims = tl.where(same, -INF, sims)
                 valid = sims > floor[:, None]
-                num_negatives += tl.sum(valid.to(tl.float32), 1)
+                num_negatives += tl.sum(counted_negatives(valid, sims, base, KIND).to(tl.float32), 1)
             if KIND == CONTRASTIVE:
                 w = tl.where(valid, 1.0, 0.0)
                 value += tl.sum(tl.where(valid, sims - margin, 0.0), 1)
-            elif KIND == MULTI_SIMILARITY:
-                if not STATS:
+            elif KIND == MARGIN:
+                d, steepness = distance(sims)
+                w = tl.where(valid, steepness, 0.0)
+                value += tl.sum(tl.where(valid, beta - d, 0.0), 1)
+                extra += tl.sum(w, 1)
+            elif KIND == MULTI_SIMILARITY or KIND >= SUP_CON:
+                if KIND == MULTI_SIMILARITY and not STATS:
                     hardest = tl.maximum(hardest, tl.max(sims, 1))
-                # extra is the exponent from which an anchor's terms are measured. It starts at the zero logit and moves only
-                # if a term would overflow; with common hyper-parameters it never does.
-                logit = beta * (sims - base)
+                # extra is the exponent from which an anchor's terms are measured. It moves only if a term would overflow; with
+                # common hyper-parameters it never does. It starts at the zero logit or, if a sum of small terms must not
+                # vanish beside it, at the first tile's largest.
+                logit = negative_logits(sims, beta, base, KIND)
                 if RESCALE:
                     peak = tl.max(tl.where(valid, logit, -INF), 1)
                     if tl.max(peak - extra, 0) > HEADROOM:
@@ -276,6 +232,7 @@ def pass_kernel(
                     logit = logit - extra[:, None]
                 w = tl.where(valid, tl.exp(logit), 0.0)
                 value += tl.sum(w, 1)
+                w = negative_slopes(w, sims, base, KIND)
             elif KIND == TRIPLET:
                 w = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)  # the number of positives that a negative violates
                 loss = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
@@ -330,7 +287,7 @@ _pass = Kernel(pass_kernel, overlap=True)
 
 
 def compare_with_bank(
-    case: Case, s: Settings, key: int | None, pairs: tuple, positives: Positives, workspace: Tensor
+    case: Case, s: Settings, key: int | None, pairs: tuple, positives: Positives, workspace: Tensor, temperature: Tensor | None
 ) -> Tensor | None:
     """Fills the workspace; returns the positives' part of the gradients if it is kept separate."""
     p, t, c = s.plan, s.plan.tiles, case.loss
@@ -342,10 +299,10 @@ def compare_with_bank(
     if s.by_descriptor:
         rows_desc = TensorDescriptor(pairs[1], [case.M, case.D], [case.D, 1], [t.rows, t.columns])
     _pass(
-        key, (p.blocks, p.num_splits, 1), t.warps, t.stages, *pairs, *listed, workspace, pos_gradients, rows_desc,
+        key, (p.blocks, p.num_splits, 1), t.warps, t.stages, *pairs, *listed, workspace, pos_gradients, rows_desc, temperature,
         case.m, case.M, p.rows_per_split, p.num_splits, p.capacity, c.margin, c.beta, c.base,
         s.kind, case.stats, case.exclude_id, case.exclude_slot, case.D, t.anchors, t.rows, t.columns, t.step,
-        t.narrow, s.half, t.stages if t.narrow else 1, case.stats or case.small, t.rows > case.M,
+        t.narrow, s.half, t.stages if t.narrow else 1, case.stats or case.small or s.kind >= SUP_CON.value, t.rows > case.M,
         s.rescale, s.headroom, s.scale, t.precision, separate,
     )  # fmt: skip
     return pos_gradients

@@ -11,16 +11,24 @@ import triton.language as tl
 from torch import Tensor
 
 from xbm.engine.terms import Result
+from xbm.engine.triton.loss_formulas import (
+    combine_sides,
+    inverse_temperature,
+    positive_exponent,
+    side_weights,
+    softmax_terms,
+    weigh_positives,
+)
 from xbm.engine.triton.plan import REDUCE_COLUMNS, REDUCE_SPLITS, Case, Settings
 from xbm.engine.triton.positives import Positives
 from xbm.kernels import Kernel
 
 from xbm.engine.triton.primitives import (  # isort: skip
-    BALANCED, CEILING, CONTRASTIVE, CONTRASTIVE_ONE_PASS, EASIEST_POSITIVE, EXTRA, FLOOR, HARDEST_NEGATIVE, HARDEST_POSITIVE,
-    INF, LOSS, MEAN, MULTI_SIMILARITY, NEGATIVE_PEAK, NEGATIVE_WEIGHT, NEWEST_SLOT, NUM_NEGATIVES, OVERFLOW_NEGATIVES,
+    CEILING, CONTRASTIVE, CONTRASTIVE_ONE_PASS, EASIEST_POSITIVE, EXTRA, FLOOR, HARDEST_NEGATIVE, HARDEST_POSITIVE, INF, LOSS,
+    MARGIN, MEAN, MULTI_SIMILARITY, NEGATIVE_PEAK, NEGATIVE_WEIGHT, NEWEST_SLOT, NO_PEAK, NUM_NEGATIVES, OVERFLOW_NEGATIVES,
     OVERFLOW_POSITIVES, OVERFLOW_TRIPLETS, OVERFLOW_VALUE, POSITIVE_PEAK, POSITIVE_VALUE, POSITIVE_WEIGHT, SIZES, SOUND, SUM,
-    TRIPLET, VALUE, anchor_similarities, counter_ptr, is_sound, log1p_exp_sum, partials_ptr, positive_mask, results_ptr,
-    self_slots, wait_for_previous,
+    SUP_CON, TRIPLET, VALUE, anchor_similarities, counter_ptr, is_sound, log1p_exp_sum, partials_ptr, positive_mask,
+    results_ptr, self_slots, wait_for_previous,
 )  # fmt: skip
 
 
@@ -40,40 +48,12 @@ def was_written_last(given, rows, row_labels, labels, pointer, latest, anchor, m
     return ((same | (slot < 0)) & (newest == m)) | (newest == 0)
 
 
-@triton.jit
-def weigh_positives(sims, mask, ceiling, peak, alpha, base, KIND: tl.constexpr):
-    """Value and weight of some positives (for a log-sum-exp: its terms, measured from `peak`), and which are valid."""
-    if KIND == MULTI_SIMILARITY:
-        valid = mask & (sims < ceiling)
-        w = tl.where(valid, tl.exp(-alpha * (sims - base) - peak), 0.0)
-        value = w
-    else:
-        valid = mask
-        w = tl.where(valid, 1.0, 0.0)
-        value = tl.where(valid, 1.0 - sims, 0.0)
-    return value, w, valid
-
-
-@triton.jit
-def side_weights(num_negatives, num_positives, REDUCTION: tl.constexpr):
-    """The weights of one negative and one positive in the contrastive loss."""
-    negative_weight = 1.0
-    positive_weight = 1.0
-    if REDUCTION == MEAN:
-        negative_weight = 1.0 / tl.maximum(num_negatives, 1).to(tl.float32)
-        positive_weight = 1.0 / tl.maximum(num_positives, 1).to(tl.float32)
-    elif REDUCTION == BALANCED:
-        ratio = tl.maximum(num_positives, 1).to(tl.float32) / tl.maximum(num_negatives, 1).to(tl.float32)
-        negative_weight = tl.minimum(ratio, 1.0)
-    return negative_weight, positive_weight
-
-
 @triton.jit(do_not_specialize=SIZES)
 def finish_kernel(
     given,  # (m, D), the anchors before cleaning: for the checks
     anchors, rows, row_labels, stamps, row_ids, labels, ids, own, pointer, latest, given_sound,
     pos_counts, lowest, highest, pos_sims, pos_rows, violations, overflow, overflow_gradient,
-    workspace, pos_gradients,
+    workspace, pos_gradients, temperature,
     loss, gradient, valid_counts, extremes, unsound,  # out: (), (m, D), (2, m), (3, m), ()
     m, M, num_splits, capacity, tolerance, margin, alpha, beta, base,
     KIND: tl.constexpr, REDUCTION: tl.constexpr, STATS: tl.constexpr, HAS_IDS: tl.constexpr, HAS_SOUND: tl.constexpr,
@@ -89,6 +69,8 @@ def finish_kernel(
     if EXCLUDE_SLOT == NEWEST_SLOT:
         sound = sound & was_written_last(given, rows, row_labels, labels, pointer, latest, anchor, m, M, D, BLOCK_K)
 
+    beta = inverse_temperature(temperature, beta)
+
     # ---- the partial sums of the pass over the bank
     partials, results = partials_ptr(workspace, m, num_splits, D), results_ptr(workspace, m, num_splits, D)
     offs_split = tl.arange(0, SPLITS_PADDED)
@@ -100,7 +82,9 @@ def finish_kernel(
     num_negatives = tl.sum(tl.load(partial_ptrs + NUM_NEGATIVES * stride_field, mask=mask_split, other=0.0).to(tl.int32), 0)
     hardest = tl.max(tl.load(partial_ptrs + HARDEST_NEGATIVE * stride_field, mask=mask_split, other=-INF), 0)
     negative_peak = 0.0
-    if KIND == MULTI_SIMILARITY:
+    if KIND == MULTI_SIMILARITY or KIND >= SUP_CON:
+        if KIND >= SUP_CON:
+            extras = tl.where(mask_split, extras, NO_PEAK)
         negative_peak = tl.max(extras, 0)
         value = tl.sum(values * tl.exp(extras - negative_peak), 0)
     else:
@@ -115,9 +99,11 @@ def finish_kernel(
         if KIND == CONTRASTIVE_ONE_PASS and REDUCTION != SUM:
             mask = (offs_s < num_splits)[:, None] & mask_d[None, :]
             pos_grad += tl.sum(tl.load(pos_gradients + grad_offs, mask=mask, other=0.0), 0)
-        if KIND == MULTI_SIMILARITY:
+        if KIND == MULTI_SIMILARITY or KIND >= SUP_CON:
             exponent_ptrs = partials + EXTRA * stride_field + anchor * num_splits + offs_s
             exponent = tl.load(exponent_ptrs, mask=offs_s < num_splits, other=0.0)
+            if KIND >= SUP_CON:
+                exponent = tl.where(offs_s < num_splits, exponent, NO_PEAK)
             partial = partial * tl.exp(exponent - negative_peak)[:, None]
         grad += tl.sum(partial, 0)
     grad = grad * (1.0 / SCALE)
@@ -147,9 +133,18 @@ def finish_kernel(
             ceiling = hardest + margin
             # the least similar positive has the largest logit, and is valid if any is
             positive_peak = tl.where(hardest_positive < ceiling, tl.maximum(-alpha * (hardest_positive - base), 0.0), 0.0)
-        if KIND >= MULTI_SIMILARITY:
+        if KIND >= MULTI_SIMILARITY and KIND < MARGIN:
             floor = hardest_positive - margin
+        if KIND == SUP_CON:  # the softmax is over the positives too
+            joint_peak = tl.maximum(negative_peak, tl.where(easiest_positive > -INF, beta * easiest_positive, NO_PEAK))
+            shrink = tl.exp(negative_peak - joint_peak)
+            value = value * shrink
+            grad = grad * shrink
+            negative_peak = joint_peak
+        if KIND >= MARGIN:
+            positive_peak = positive_exponent(hardest_positive, negative_peak, value, beta, base, KIND)
         pos_value = 0.0
+        pos_total = 0.0
         num_listed = total_positives
         if OVERFLOW:
             num_listed = tl.where(total_positives > capacity, 0, total_positives)
@@ -162,12 +157,18 @@ def finish_kernel(
                 num_positives += tl.sum((w > 0).to(tl.int32), 0)
             else:
                 sims = tl.load(pos_sims + anchor * capacity + offs_p, mask=mask_p, other=INF)
-                pos_values, w, valid = weigh_positives(sims, mask_p, ceiling, positive_peak, alpha, base, KIND)
+                pos_values, w, valid = weigh_positives(sims, mask_p, ceiling, positive_peak, alpha, beta, base, KIND)
                 pos_value += tl.sum(pos_values, 0)
                 num_positives += tl.sum(valid.to(tl.int32), 0)
+                if KIND >= MARGIN:
+                    pos_total += tl.sum(w, 0)
             mask_v = mask_p[:, None] & mask_d[None, :]
             v = tl.load(rows + offs_n.to(tl.int64)[:, None] * D + offs_d[None, :], mask=mask_v, other=0.0)
             pos_grad += tl.sum(w[:, None] * v.to(tl.float32), 0)
+            if KIND == SUP_CON:
+                terms = softmax_terms(sims, mask_p, negative_peak, beta)
+                value += tl.sum(terms, 0)
+                grad += tl.sum(terms[:, None] * v.to(tl.float32), 0)
         if OVERFLOW and KIND == TRIPLET:
             if total_positives > capacity:
                 value = tl.load(overflow + OVERFLOW_VALUE * m + anchor)
@@ -188,17 +189,31 @@ def finish_kernel(
                     )
                     if tl.max(mask_p.to(tl.int32), 0) > 0:
                         sims = anchor_similarities(anchors, rows, anchor, offs_n, mask_p, D, BLOCK_P, BLOCK_K)
-                        pos_values, w, valid = weigh_positives(sims, mask_p, ceiling, positive_peak, alpha, base, KIND)
+                        pos_values, w, valid = weigh_positives(sims, mask_p, ceiling, positive_peak, alpha, beta, base, KIND)
                         pos_value += tl.sum(pos_values, 0)
                         num_positives += tl.sum(valid.to(tl.int32), 0)
+                        if KIND >= MARGIN:
+                            pos_total += tl.sum(w, 0)
                         row_ptrs = rows + offs_n.to(tl.int64)[:, None] * D + offs_d[None, :]
                         v = tl.load(row_ptrs, mask=mask_p[:, None] & mask_d[None, :], other=0.0)
                         pos_grad += tl.sum(w[:, None] * v.to(tl.float32), 0)
+                        if KIND == SUP_CON:
+                            terms = softmax_terms(sims, mask_p, negative_peak, beta)
+                            value += tl.sum(terms, 0)
+                            grad += tl.sum(terms[:, None] * v.to(tl.float32), 0)
 
         # ---- the loss from both sides
         if KIND == CONTRASTIVE:
             negative_weight, positive_weight = side_weights(num_negatives, num_positives, REDUCTION)
             anchor_loss = positive_weight * pos_value + negative_weight * value
+        elif KIND >= MARGIN:
+            anchor_loss, negative_weight, positive_weight, counts = combine_sides(
+                value, negative_peak, num_negatives, extra, pos_value, positive_peak, num_positives, pos_total,
+                beta, KIND, REDUCTION,
+            )  # fmt: skip
+            active = sound & counts
+            num_positives = tl.where(active, num_positives, 0)
+            num_negatives = tl.where(active, num_negatives, 0)
         elif KIND == MULTI_SIMILARITY:
             active = sound & (num_positives > 0) & (num_negatives > 0)
             anchor_loss = log1p_exp_sum(pos_value, positive_peak) / alpha + log1p_exp_sum(value, negative_peak) / beta
@@ -251,6 +266,7 @@ _finish = Kernel(finish_kernel, overlap=True)
 def finish_step(
     case: Case, s: Settings, key: int | None, given: Tensor, pairs: tuple, latest: Tensor | None, sound: Tensor | None,
     positives: Positives, overflow: tuple[Tensor | None, Tensor | None], workspace: Tensor, pos_gradients: Tensor | None,
+    temperature: Tensor | None,
 ) -> Result:  # fmt: skip
     """Launches the last kernel. A gradient to which that of the rows is added later comes in float32."""
     m, device, p, c = case.m, case.device, s.plan, case.loss
@@ -264,7 +280,7 @@ def finish_step(
         unsound = torch.empty((), dtype=torch.int64, device=device)
     _finish(
         key, (m, p.column_blocks, 1), 4, 2, given, *pairs, latest, sound,
-        *positives, *overflow, workspace, pos_gradients, loss, gradient, counts, extremes, unsound,
+        *positives, *overflow, workspace, pos_gradients, temperature, loss, gradient, counts, extremes, unsound,
         m, case.M, p.num_splits, p.capacity, s.tolerance, c.margin, c.alpha, c.beta, c.base,
         s.kind, c.reduction, case.stats, case.has_ids, case.has_sound, case.exclude_id, case.exclude_slot,
         case.D, REDUCE_COLUMNS, p.splits_padded, min(REDUCE_SPLITS, p.splits_padded), 16, 128, s.scale, p.capacity < case.M,

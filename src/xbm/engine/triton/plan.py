@@ -7,6 +7,8 @@ registers: 64 anchors 64 KB + two tiles of 64 rows 128 KB + their weights 8 KB =
 128 of the 255 registers of each of 256 threads. Fewer columns leave room for two programs on a multiprocessor.
 """
 
+import math
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -16,11 +18,17 @@ import triton
 from xbm.checks import tolerance
 from xbm.engine.triton.primitives import (
     BALANCED,
+    CIRCLE,
     CONTRASTIVE,
     CONTRASTIVE_ONE_PASS,
+    LIFTED_STRUCTURE,
+    MARGIN,
     MEAN,
     MULTI_SIMILARITY,
+    N_PAIRS,
+    NO_FLOOR,
     SUM,
+    SUP_CON,
     TRIPLET,
 )
 from xbm.kernels import kernel_key, resources
@@ -39,12 +47,35 @@ REDUCE_COLUMNS, REDUCE_SPLITS = 32, 256  # columns, and partial gradients, that 
 SMALL = 1 << 18
 TWO_GRADIENTS = 64  # columns up to which the positives' gradient fits beside the negatives'
 
-KINDS = {"contrastive": CONTRASTIVE.value, "triplet": TRIPLET.value, "multi_similarity": MULTI_SIMILARITY.value}
+KINDS = {
+    "contrastive": CONTRASTIVE.value, "triplet": TRIPLET.value, "multi_similarity": MULTI_SIMILARITY.value,
+    "margin": MARGIN.value, "sup_con": SUP_CON.value, "lifted_structure": LIFTED_STRUCTURE.value, "n_pairs": N_PAIRS.value,
+    "circle": CIRCLE.value,
+}  # fmt: skip
+# The hyper-parameters that a kernel reads, and what it calls them; see `loss_formulas`.
 HYPERPARAMETERS = {
     "contrastive": ("margin",),
     "triplet": ("margin",),
     "multi_similarity": ("epsilon", "alpha", "beta", "base"),
+    "margin": ("boundary", "margin"),
+    "sup_con": ("temperature",),
+    "lifted_structure": (),  # its base cancels
+    "n_pairs": ("temperature",),
+    "circle": ("margin", "gamma"),
 }
+ARGUMENTS: dict[str, Callable[..., dict[str, float]]] = {
+    "contrastive": lambda margin: {"margin": margin},
+    "triplet": lambda margin: {"margin": margin},
+    "multi_similarity": lambda epsilon, alpha, beta, base: {"margin": epsilon, "alpha": alpha, "beta": beta, "base": base},
+    "margin": lambda boundary, margin: {
+        "margin": 1 - (boundary + margin) ** 2 / 2, "beta": boundary + margin, "base": boundary - margin
+    },
+    "sup_con": lambda temperature: {"beta": 1 / temperature},
+    "lifted_structure": dict,
+    "n_pairs": lambda temperature: {"beta": 1 / temperature},
+    "circle": lambda margin, gamma: {"beta": gamma, "base": margin},
+}  # fmt: skip
+POSITIVE = ("temperature", "gamma", "boundary")  # with other values, these losses are left to the other engines
 REDUCTIONS = {"sum": SUM.value, "mean": MEAN.value, "balanced": BALANCED.value}
 
 
@@ -53,26 +84,40 @@ class LossConstants(NamedTuple):
 
     kind: int
     reduction: int
-    margin: float  # multi-similarity: epsilon
+    margin: float = NO_FLOOR.value  # multi-similarity: epsilon
     alpha: float = 1.0
     beta: float = 1.0
     base: float = 0.0
+    learned: bool = False  # whether beta is 1/τ of a learned temperature, which the kernels read on the device
 
 
 def loss_constants(loss: Any) -> LossConstants | None:
     """The numbers of a loss that has a kernel; None for any other loss.
 
     A class has a kernel if its own body states `kernel`. A subclass does not inherit it, because it may compute something
-    else. Tensors and parameters are not read: the kernels have no gradient for them.
+    else. Tensors and parameters are not read, because the kernels have no gradient for them; but a learned log τ has one, which
+    follows from that of the anchors (`temperature_gradient`).
     """
     kernel = type(loss).__dict__.get("kernel")
     if kernel not in KINDS or loss.reduction not in REDUCTIONS or (kernel == "multi_similarity" and not loss.mining):
         return None
-    values = [getattr(loss, name) for name in HYPERPARAMETERS[kernel]]
-    for value in values:
-        if not isinstance(value, int | float):
+    if getattr(loss, "log_temperature", None) is not None:
+        return LossConstants(KINDS[kernel], SUM.value, learned=True)
+    values = {name: getattr(loss, name) for name in HYPERPARAMETERS[kernel]}
+    for name, value in values.items():
+        if not isinstance(value, int | float) or (name in POSITIVE and not value > 0):
             return None
-    return LossConstants(KINDS[kernel], REDUCTIONS[loss.reduction], *map(float, values))
+    numbers: dict[str, Any] = {name: float(value) for name, value in ARGUMENTS[kernel](**values).items()}
+    return LossConstants(KINDS[kernel], SUM.value if loss.one_reduction else REDUCTIONS[loss.reduction], **numbers)
+
+
+def largest_logit(c: LossConstants) -> float:
+    """A bound of the exponents of the negatives; where their sum stands alone, of their absolute values too."""
+    if c.learned:
+        return math.inf
+    if c.kind == CIRCLE.value:
+        return c.beta * max(abs(1.02**2 - c.base**2), c.base**2)
+    return c.beta * (1.02 - c.base)
 
 
 class Tiles(NamedTuple):
@@ -207,9 +252,11 @@ def settings(case: Case) -> Settings:
     headroom, scale = 60.0, 1.0
     if kind == TRIPLET.value:
         scale = 2.0**-10
-    elif kind == MULTI_SIMILARITY.value and case.bank_dtype == torch.float16:
+    elif (kind == MULTI_SIMILARITY.value or kind >= SUP_CON.value) and case.bank_dtype == torch.float16:
         headroom, scale = 6.0, 64.0
-    rescale = c.beta * (1.02 - c.base) > headroom
-    key = kernel_key(kind, c.reduction, rescale, p.tiles, *case[1:])
+        if kind == CIRCLE.value:  # a slope of up to 1.02 + |m| comes on top
+            scale = min(scale, 2.0 ** math.floor(math.log2(160 / (1.02 + abs(c.base)))))
+    rescale = largest_logit(c) > headroom
+    key = kernel_key(kind, c.reduction, c.learned, rescale, scale, p.tiles, *case[1:])
     by_descriptor = not case.small and half and p.tiles.narrow
     return Settings(kind, p, key, half, rescale, headroom, scale, tolerance(case.anchor_dtype), by_descriptor)

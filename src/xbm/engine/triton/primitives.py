@@ -13,17 +13,23 @@ from xbm.kernels import overlaps
 # Sizes that change from call to call: kernels are not compiled again for their values.
 SIZES = ["m", "M", "rows_per_split", "num_splits", "rows_per_part", "num_parts", "group", "capacity"]
 INF = tl.constexpr(float("inf"))
+# Finite stand-ins for -inf, whose differences are not NaN: the exponent of a log-sum-exp without terms, and no floor.
+NO_PEAK = tl.constexpr(-1e30)
+NO_FLOOR = tl.constexpr(-3e38)
 OVERLAP = tl.constexpr(overlaps())
 
 # KIND: the loss. The contrastive loss has two variants: one finds positives during the pass over the bank, the other before.
-CONTRASTIVE_ONE_PASS, CONTRASTIVE, MULTI_SIMILARITY, TRIPLET = (tl.constexpr(x) for x in range(4))
+# From SUP_CON on, the negatives enter a log-sum-exp in which all of them count; `loss_formulas` has what differs.
+CONTRASTIVE_ONE_PASS, CONTRASTIVE, MULTI_SIMILARITY, TRIPLET, MARGIN, SUP_CON, LIFTED_STRUCTURE, N_PAIRS, CIRCLE = (
+    tl.constexpr(x) for x in range(9)
+)
 SUM, MEAN, BALANCED = (tl.constexpr(x) for x in range(3))  # REDUCTION
 # EXCLUDE_SLOT: which row is the anchor itself. EXCLUDE_ID: rows with the anchor's instance id are excluded too.
 NO_SLOT, GIVEN_SLOT, NEWEST_SLOT, SAME_INDEX = (tl.constexpr(x) for x in range(4))
 
 # The workspace, float32: gradients (num_splits, m, D), partial sums, results per anchor, and a counter.
 # Partial sums, each (m, num_splits): what one program found for one anchor. EXTRA depends on the loss: the number of positives
-# (contrastive), the exponent from which terms are measured (multi-similarity), or the number of triplets.
+# (contrastive), the exponent from which terms are measured (log-sum-exps), the number of triplets, or Σ weight (margin).
 VALUE, NUM_NEGATIVES, EXTRA, HARDEST_NEGATIVE, EASIEST_POSITIVE, HARDEST_POSITIVE, POSITIVE_VALUE = (
     tl.constexpr(x) for x in range(7)
 )
@@ -81,6 +87,68 @@ def is_sound(
     if HAS_SOUND:
         good = good & (tl.load(sound + anchor) != 0)
     return good
+
+
+@triton.jit
+def as_int32(pointer):
+    """An int64 pointer as int32: low words at even offsets, high words at odd ones."""
+    return pointer.to(tl.pointer_type(tl.int32), bitcast=True)
+
+
+@triton.jit
+def load_words(words, offs_n, mask_n, MASKED: tl.constexpr):
+    """Every other 32-bit word of a tile's rows."""
+    if MASKED:
+        return tl.load(words + 2 * offs_n, mask=mask_n, other=-1)
+    else:
+        return tl.load(words + 2 * offs_n)
+
+
+@triton.jit
+def load_rows(tile, offs_n, offs_d, mask_n, D: tl.constexpr, BLOCK_D: tl.constexpr, MASKED: tl.constexpr):
+    """(BLOCK_N, BLOCK_D): rows of a tile, zero beyond the bank and beyond D."""
+    ptrs = tile + (offs_n[:, None] * D + offs_d[None, :])
+    if MASKED:
+        return tl.load(ptrs, mask=mask_n[:, None] & (offs_d < D)[None, :], other=0.0)
+    elif D % BLOCK_D == 0:
+        return tl.load(ptrs)
+    else:
+        return tl.load(ptrs, mask=(offs_d < D)[None, :] & (offs_n >= 0)[:, None], other=0.0)
+
+
+@triton.jit
+def load_anchors(anchors, rows, workspace, offs_m, clamped_m, offs_d, split, m, D: tl.constexpr, HALF: tl.constexpr):
+    """(BLOCK_M, BLOCK_D): a block of anchors in the rows' type.
+
+    The tensor cores read them from shared memory only if they come straight from a load. So rounded anchors are written to
+    where this program will store its gradient at the end, and are loaded from there.
+    """
+    mask = (offs_m < m)[:, None] & (offs_d < D)[None, :]
+    a = tl.load(anchors + clamped_m.to(tl.int64)[:, None] * D + offs_d[None, :], mask=mask, other=0.0)
+    if a.dtype == rows.dtype.element_ty:
+        return a
+    elif HALF:
+        scratch = (workspace + split.to(tl.int64) * m * D).to(tl.pointer_type(rows.dtype.element_ty), bitcast=True)
+        ptrs = scratch + 2 * clamped_m.to(tl.int64)[:, None] * D + offs_d[None, :]
+        tl.store(ptrs, a.to(rows.dtype.element_ty), mask=mask)
+        tl.debug_barrier()
+        return tl.load(ptrs, mask=mask, other=0.0)
+    else:
+        return a.to(rows.dtype.element_ty)
+
+
+@triton.jit
+def load_keys(base_row, offs_n, mask_n, stamps, row_labels, row_ids, EXCLUDE_ID: tl.constexpr, MASKED: tl.constexpr):
+    """What decides which pairs of a tile count: the high words of stamps, and both words of labels and ids."""
+    stamp_high = load_words(as_int32(stamps) + 2 * base_row + 1, offs_n, mask_n, MASKED)
+    words = as_int32(row_labels) + 2 * base_row
+    row_low, row_high = load_words(words, offs_n, mask_n, MASKED), load_words(words + 1, offs_n, mask_n, MASKED)
+    if EXCLUDE_ID:
+        words = as_int32(row_ids) + 2 * base_row
+        id_low, id_high = load_words(words, offs_n, mask_n, MASKED), load_words(words + 1, offs_n, mask_n, MASKED)
+        return stamp_high, row_low, row_high, id_low, id_high
+    else:
+        return stamp_high, row_low, row_high, row_low, row_high
 
 
 @triton.jit

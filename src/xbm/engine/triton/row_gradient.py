@@ -9,12 +9,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from xbm.engine.triton.loss_formulas import distance, inverse_temperature, negative_logits, negative_slopes, weigh_positives
 from xbm.engine.triton.plan import Case, Settings
 from xbm.engine.triton.positives import Positives
 from xbm.kernels import Kernel
 
 from xbm.engine.triton.primitives import (  # isort: skip
-    CEILING, FLOOR, INF, MULTI_SIMILARITY, NEGATIVE_PEAK, NEGATIVE_WEIGHT, POSITIVE_PEAK, POSITIVE_WEIGHT, SIZES, TRIPLET,
+    CEILING, FLOOR, INF, MARGIN, MULTI_SIMILARITY, NEGATIVE_PEAK, NEGATIVE_WEIGHT, POSITIVE_PEAK, POSITIVE_WEIGHT, SIZES,
+    SUP_CON, TRIPLET,
     block_similarities, candidate_mask, is_sound, results_ptr, self_slots, wait_for_previous,
 )  # fmt: skip
 
@@ -39,7 +41,7 @@ def clean_kernel(
 @triton.jit(do_not_specialize=SIZES)
 def row_gradient_kernel(
     anchors, rows, row_labels, stamps, row_ids, labels, ids, own, pointer,
-    pos_counts, pos_sims, pos_rows, violations, workspace,
+    pos_counts, pos_sims, pos_rows, violations, workspace, temperature,
     gradient,  # (m, D), added if the rows are the anchors
     row_gradient,  # out: (M, D)
     m, M, num_splits, capacity, margin, alpha, beta, base,
@@ -52,6 +54,7 @@ def row_gradient_kernel(
     offs_d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     row_label = tl.load(row_labels + offs_n, mask=mask_n, other=0)
     acc = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
+    beta = inverse_temperature(temperature, beta)
     results = results_ptr(workspace, m, num_splits, D)
     for start in range(0, m, BLOCK_M):
         offs_m = start + tl.arange(0, BLOCK_M)
@@ -71,6 +74,17 @@ def row_gradient_kernel(
             peak = tl.load(results + POSITIVE_PEAK * m + clamped_m)[:, None]
             below_ceiling = mask & (tl.load(results + CEILING * m + clamped_m)[:, None] > S)
             positive = positive_weight * tl.exp(tl.where(below_ceiling, -alpha * (S - base) - peak, -INF))
+        elif KIND >= MARGIN:
+            if KIND == MARGIN:
+                negative = negative_weight * tl.where(above_floor, distance(S)[1], 0.0)
+            else:
+                peak = tl.load(results + NEGATIVE_PEAK * m + clamped_m)[:, None]
+                exponentials = tl.exp(tl.where(above_floor, negative_logits(S, beta, base, KIND) - peak, -INF))
+                negative = negative_weight * negative_slopes(exponentials, S, base, KIND)
+            peak = tl.load(results + POSITIVE_PEAK * m + clamped_m)[:, None]
+            positive = positive_weight * weigh_positives(S, mask & same, INF, peak, alpha, beta, base, KIND)[1]
+            if KIND == SUP_CON:
+                positive -= negative
         elif KIND == TRIPLET:
             num_positives = tl.where(offs_m < m, tl.load(pos_counts + clamped_m), 0)
             negative = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
@@ -114,14 +128,15 @@ def clean_anchors(
 
 
 def gradient_of_rows(
-    case: Case, s: Settings, key: int | None, pairs: tuple, positives: Positives, workspace: Tensor, gradient: Tensor, M: int
-) -> Tensor:
+    case: Case, s: Settings, key: int | None, pairs: tuple, positives: Positives, workspace: Tensor,
+    temperature: Tensor | None, gradient: Tensor, M: int,
+) -> Tensor:  # fmt: skip
     """(M, D): the gradient of the mean loss in the first M rows; within a batch, that of the anchors is added."""
     p, c = s.plan, case.loss
     listed = positives.counts, positives.similarities, positives.rows, positives.violations
     result = torch.empty((M, case.D), dtype=case.bank_dtype, device=case.device)
     _row_gradient(
-        key, (-(-M // 64), -(-case.D // 128), 1), 8, 2, *pairs, *listed, workspace, gradient, result,
+        key, (-(-M // 64), -(-case.D // 128), 1), 8, 2, *pairs, *listed, workspace, temperature, gradient, result,
         case.m, M, p.num_splits, p.capacity, c.margin, c.alpha, c.beta, c.base,
         s.kind, case.in_batch, case.exclude_id, case.exclude_slot, case.D, 64, 64, 128, p.tiles.step, "ieee",
     )  # fmt: skip
