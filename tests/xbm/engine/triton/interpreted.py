@@ -7,9 +7,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from xbm import ContrastiveLoss, CrossBatchMemory, MultiSimilarityLoss, TripletLoss
+from xbm import CrossBatchMemory
+from xbm.losses import LOSSES
 
-LOSSES = {"contrastive": ContrastiveLoss, "multi_similarity": MultiSimilarityLoss, "triplet": TripletLoss}
+THREE = ("contrastive", "multi_similarity", "triplet")
+FIVE = tuple(name for name in LOSSES if name not in THREE)
+EVERY = [*THREE, *(pytest.param(name, marks=pytest.mark.slow) for name in FIVE)]  # test_loss_formulas.py has fast tests of five
 LONG = [name if name == "contrastive" else pytest.param(name, marks=pytest.mark.slow) for name in LOSSES]  # for long tests
 IGNORED = -2  # the stamp that the applications give a row whose label is likely wrong
 

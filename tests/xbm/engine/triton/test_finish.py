@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from tests.xbm.engine.triton.interpreted import LOSSES, memory_with, oracle
+from tests.xbm.engine.triton.interpreted import EVERY, LOSSES, memory_with, oracle
 from xbm import ContrastiveLoss, InputError
 from xbm.engine import triton as kernels
 from xbm.engine.pairing import Pairing
 
 
 @pytest.mark.parametrize("in_batch", [False, True], ids=["bank", "batch"])
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("name", EVERY)
 def test_unsound_anchors_add_nothing_and_are_counted(name, in_batch):
     anchors, labels, ids, memory = memory_with(m=8, D=12)
     labels = labels % 2

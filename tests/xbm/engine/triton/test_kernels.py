@@ -8,7 +8,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from xbm import ContrastiveLoss, MultiSimilarityLoss, TripletLoss
+from xbm import (
+    CircleLoss,
+    ContrastiveLoss,
+    LiftedStructureLoss,
+    MarginLoss,
+    MultiSimilarityLoss,
+    NPairsLoss,
+    SupConLoss,
+    TripletLoss,
+)
 from xbm.engine.pairing import Pairing
 from xbm.kernels import INTERPRETED
 
@@ -85,6 +94,13 @@ def test_the_papers_step_compiles_for_an_h200():
     assert bank_pass.tensor_cores > 0 and bank_pass.fetches_ahead and bank_pass.spilled <= 512 and finish.spilled == 0
 
 
+def test_a_step_of_sup_con_compiles_for_an_h200():
+    found = launch(SupConLoss(learn_temperature=True), stats=True)
+    check(found)
+    assert [kernel.name for kernel in found][-2:] == ["pass_kernel", "finish_kernel"]
+    assert found[-2].tensor_cores > 0 and found[-2].fetches_ahead and found[-1].spilled == 0
+
+
 @pytest.mark.parametrize("reduction", ["sum", "mean", "balanced"])
 def test_a_small_nets_step_takes_two_kernels_whatever_the_reduction(reduction):
     found = launch(ContrastiveLoss(reduction=reduction), M=19_280, D=64, stats=True, self_by="slot")
@@ -110,7 +126,9 @@ def test_what_a_memory_does_compiles_for_an_h200():
 EVERY = {
     "contrastive": ContrastiveLoss(), "averaged": ContrastiveLoss(reduction="mean"),
     "balanced": ContrastiveLoss(reduction="balanced"),
-    "multi_similarity": MultiSimilarityLoss(), "triplet": TripletLoss(),
+    "multi_similarity": MultiSimilarityLoss(), "triplet": TripletLoss(), "margin": MarginLoss(reduction="balanced"),
+    "sup_con": SupConLoss(), "learned": SupConLoss(learn_temperature=True), "lifted_structure": LiftedStructureLoss(),
+    "n_pairs": NPairsLoss(), "circle": CircleLoss(),
 }  # fmt: skip
 
 

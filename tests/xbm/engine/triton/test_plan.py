@@ -1,15 +1,29 @@
 """How a step is cut up: every row once, programs and memory within bounds."""
 
+import math
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
 
-from xbm import ContrastiveLoss, MultiSimilarityLoss, SupConLoss, TripletLoss
+from xbm import (
+    CircleLoss,
+    ContrastiveLoss,
+    LiftedStructureLoss,
+    MarginLoss,
+    MultiSimilarityLoss,
+    NPairsLoss,
+    SupConLoss,
+    TripletLoss,
+)
+from xbm.losses import LOSSES
 
 pytest.importorskip("triton", minversion="3.6", reason="the kernels need Triton 3.6 or later")
 
-from xbm.engine import triton
+from xbm.engine import streaming, triton
 from xbm.engine.triton import plan
+from xbm.engine.triton.primitives import NO_FLOOR
 
 PROCESSORS, SHARED = 132, 227 * 1024
 
@@ -70,6 +84,12 @@ class Sharper(ContrastiveLoss):
         (ContrastiveLoss(margin=1, reduction="balanced"), (1, 2, 1.0)),
         (MultiSimilarityLoss(alpha=3, beta=40.0, base=0.2, epsilon=0.3), (2, 0, 0.3, 3.0, 40.0, 0.2)),
         (TripletLoss(margin=0.1, reduction="mean"), (3, 1, 0.1)),
+        (MarginLoss(boundary=1.0, margin=0.5, reduction="mean"), (4, 1, 1 - 1.5**2 / 2, 1.0, 1.5, 0.5)),
+        (SupConLoss(temperature=0.25, reduction="mean"), (5, 0, NO_FLOOR.value, 1.0, 4.0)),
+        (SupConLoss(temperature=0.25, learn_temperature=True), (5, 0, NO_FLOOR.value, 1.0, 1.0, 0.0, True)),
+        (LiftedStructureLoss(base=0.3), (6, 0)),
+        (NPairsLoss(temperature=0.5), (7, 0, NO_FLOOR.value, 1.0, 2.0)),
+        (CircleLoss(margin=0.25, gamma=80), (8, 0, NO_FLOOR.value, 1.0, 80.0, 0.25)),
     ],
 )
 def test_a_loss_that_has_a_kernel_is_plain_numbers(loss, constants):
@@ -89,7 +109,32 @@ def test_hyper_parameters_that_are_not_plain_numbers_are_left_to_the_other_engin
     assert plan.loss_constants(loss) is None and not triton.supports(loss, v, v)
 
 
+@pytest.mark.parametrize(
+    ("loss", "most", "least"),
+    [
+        (SupConLoss(0.05), 20.4, -20.4), (NPairsLoss(0.1), 10.2, -10.2), (LiftedStructureLoss(), 1.02, -1.02),
+        (CircleLoss(gamma=100, margin=0.2), 100.04, -4.0), (CircleLoss(gamma=10, margin=2.0), -29.596, -40.0),
+        (SupConLoss(0.05, learn_temperature=True), math.inf, -math.inf),
+    ],
+)  # fmt: skip
+def test_exponents_stay_within_their_bound(loss, most, least):
+    assert plan.largest_logit(plan.loss_constants(loss)) == pytest.approx(max(abs(most), abs(least)))
+
+
 def test_losses_without_mining_or_without_a_kernel_are_left_to_the_other_engines():
     v = torch.zeros(3, 8)
-    for loss in (MultiSimilarityLoss(mining=False), SupConLoss(), nn.Identity()):
+    for loss in (MultiSimilarityLoss(mining=False), nn.Identity()):
         assert not triton.supports(loss, v, v)
+
+
+def test_auto_runs_only_kernels_that_were_checked_on_a_gpu(monkeypatch):
+    """A stand-in for a tensor on a GPU; the other losses run theirs if asked for."""
+    monkeypatch.setattr("xbm.losses.pair.has_kernels", lambda device: True)
+    v = torch.zeros(3, 8)
+    given = SimpleNamespace(is_cuda=True, device=v.device, dtype=v.dtype, shape=v.shape, requires_grad=False)
+    for name, loss in LOSSES.items():
+        assert loss.kernel == name and triton.supports(loss(), given, v)
+        checked = name in ("contrastive", "multi_similarity", "triplet")
+        assert (name in triton.CHECKED_ON_GPU) == checked
+        assert loss()._choose_engine(given, None, None) is (triton if checked else streaming)
+        assert loss(engine="triton")._choose_engine(given, None, None) is triton
