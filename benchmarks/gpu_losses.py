@@ -40,14 +40,14 @@ def finish(running: dict[str, subprocess.Popen], seconds: float) -> dict[str, st
     return ended
 
 
-def check(out: Path) -> dict[str, str]:
+def check(out: Path, options: list[str], seconds: float, warm: bool) -> dict[str, str]:
     running = {}
     for k in range(PARTS):
-        arguments = ["benchmarks.gpu_check", "--part", str(k), "--of", str(PARTS), "--out", str(out / f"check-{k}.json")]
-        running[f"check-{k}"] = start(arguments, out / f"check-{k}.log")
-    for name in WARM:
+        part = ["--part", str(k), "--of", str(PARTS), "--out", str(out / f"check-{k}.json")]
+        running[f"check-{k}"] = start(["benchmarks.gpu_check", *part, *options], out / f"check-{k}.log")
+    for name in WARM if warm else ():
         running[name] = start(["benchmarks.gpu_times", name, str(out)], out / f"{name}.log")
-    return finish(running, 150)
+    return finish(running, seconds + 40)
 
 
 def summarise(out: Path) -> None:
@@ -57,7 +57,7 @@ def summarise(out: Path) -> None:
     print(f"checked {len(done)} shapes: {sum(c['good'] for c in done)} within bounds; {len(cases) - len(done)} did not run")
     for kind, dtype in sorted({(c["kind"], c["type"]) for c in done}):
         some = [c for c in done if (c["kind"], c["type"]) == (kind, dtype)]
-        worst = {key: f"{max(c[key] for c in some):.1e}" for key in ("loss", "gradient", "rows")}
+        worst = {key: f"{max(c[key] for c in some):.1e}" for key in ("loss", "gradient", "rows", "slope")}
         met = sum(c["valid_negatives"] > 0 for c in some)
         print(f"  {kind:17} {dtype:15} {len(some):3} shapes, {met} with valid negatives; worst relative errors {worst}")
     for case in [c for c in done if not c["good"]][:12] + [c for c in cases if "error" in c][:4]:
@@ -94,11 +94,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", choices=["check", *MEASURE], help="run one part instead of all")
+    parser.add_argument("--kinds", nargs="+", default=[], help="what gpu_check compares; default: all")
+    parser.add_argument("--shapes", type=int, default=4, help="how many of each width, type and kind it compares")
+    parser.add_argument("--seconds", type=float, default=110, help="how long it may take")
     a = parser.parse_args()
     a.out.mkdir(parents=True, exist_ok=True)
     begun, ended = time.time(), {}
     if a.only in (None, "check"):
-        ended |= check(a.out)
+        options = ["--shapes", str(a.shapes), "--seconds", str(a.seconds), *(["--kinds", *a.kinds] if a.kinds else [])]
+        ended |= check(a.out, options, a.seconds, a.only is None)
         summarise(a.out)
         print(f"--- {time.time() - begun:.0f} s", flush=True)
     for part in MEASURE:
