@@ -30,8 +30,8 @@ A step of the loss is a forward and a backward pass for 64 anchors.
 
 
 UNCHECKED = """
-The kernels of SupCon, lifted structure, N-pairs, margin and circle have run under Triton's interpreter only, not on a GPU. Until
-they have, `engine="auto"` leaves these losses to the streaming engine. This compares them, several hundred shapes per loss:
+The kernels of SupCon, lifted structure, N-pairs, margin and circle have run under Triton's interpreter only, not on a GPU.
+Until they have, `engine="auto"` leaves these losses to the streaming engine. This compares them on hundreds of shapes per loss:
 
     PYTHONPATH=src:. python3 -m benchmarks.gpu_losses --only check --shapes 12 --seconds 500 --out DIR --kinds sup_con \\
         sup_con_sharp sup_con_learned lifted_structure n_pairs margin margin_averaged margin_balanced circle
