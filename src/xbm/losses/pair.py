@@ -248,7 +248,7 @@ class PairLoss(nn.Module):
         return log_temperature
 
     def _choose_engine(self, anchors: Tensor, memory: CrossBatchMemory | None, references: Tensor | None) -> ModuleType:
-        """The module that runs: on a GPU the kernels, if there is one for this loss; otherwise the streaming engine.
+        """The module that runs: on a GPU the kernels, if the loss has one that was checked there; otherwise streaming.
 
         `streaming` and `triton` both have `compare(loss, anchors, pairing, gradient, row_gradient, stats) -> Result`.
         """

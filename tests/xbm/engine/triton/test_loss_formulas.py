@@ -67,7 +67,7 @@ def test_a_batch_against_itself(name):
 def test_exponents_that_no_number_can_hold(loss_fn, stored, monkeypatch):
     """One program meets ever harder negatives, and another anchor's are all so easy that e^logit is 0."""
     monkeypatch.setattr(plan, "resources", lambda device: (1, 227 * 1024))
-    S = torch.cat([torch.full((40,), 0.25), torch.full((40,), 0.5), torch.tensor([0.515625, 0.75, 0.9, 0.625])])
+    S = torch.cat([torch.full((40,), 0.4375), torch.full((40,), 0.5), torch.tensor([0.515625, 0.75, 0.9, 0.625])])
     rows = torch.cat([S[:, None], torch.zeros(84, 9)], 1)
     rows[torch.arange(84), torch.arange(84) % 9 + 1] = (1 - S**2).sqrt()
     memory = CrossBatchMemory(84, 10, dtype=stored)
@@ -116,6 +116,21 @@ def test_a_learned_temperature_is_read_on_the_device():
     loss_fn.log_temperature.data.fill_(-20)
     fixed.temperature = 0.01
     torch.testing.assert_close(*(f(anchors, labels, memory, ids=ids) for f in (loss_fn, fixed)), rtol=1e-5, atol=0)
+
+
+@pytest.mark.slow
+def test_a_learned_temperature_in_one_graph():
+    anchors, labels, ids, memory = memory_with(m=4, M=40)
+    loss_fn = SupConLoss(0.07, learn_temperature=True, engine="triton")
+    fast = torch.compile(lambda v: loss_fn(v, labels, memory, ids=ids), fullgraph=True, backend="aot_eager")
+    results = []
+    for call in (fast, lambda v: loss_fn(v, labels, memory, ids=ids)):
+        v = anchors.detach().clone().requires_grad_()
+        loss_fn.log_temperature.grad = None
+        loss = call(v)
+        loss.backward()
+        results.append((loss, v.grad, loss_fn.log_temperature.grad))
+    assert all(torch.equal(first, second) for first, second in zip(*results))
 
 
 @pytest.mark.parametrize("update", ["queue", pytest.param("backprop", marks=pytest.mark.slow), None])
