@@ -18,8 +18,10 @@ def _plans_are_made_anew():
 
     torch.manual_seed(0)
     plan.plan.cache_clear()
+    plan.settings.cache_clear()
     yield
     plan.plan.cache_clear()
+    plan.settings.cache_clear()
 
 
 if INTERPRETED:

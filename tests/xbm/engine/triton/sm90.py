@@ -54,10 +54,12 @@ def recorded() -> Iterator[list[tuple]]:
     call, resources = Kernel.__call__, plan.resources
     Kernel.__call__, plan.resources = note, lambda device: (PROCESSORS, SHARED)  # type: ignore[method-assign,assignment]
     plan.plan.cache_clear()
+    plan.settings.cache_clear()
     try:
         yield launches
     finally:
         plan.plan.cache_clear()
+        plan.settings.cache_clear()
         Kernel.__call__, plan.resources = call, resources  # type: ignore[method-assign]
 
 

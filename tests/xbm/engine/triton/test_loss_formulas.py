@@ -64,9 +64,10 @@ def test_a_batch_against_itself(name):
     ],
     ids=["sup_con", "n_pairs", "circle", "negative logits"],
 )  # fmt: skip
-def test_exponents_that_no_number_can_hold(loss_fn, stored, monkeypatch):
-    """One program meets ever harder negatives, and another anchor's are all so easy that e^logit is 0."""
-    monkeypatch.setattr(plan, "resources", lambda device: (1, 227 * 1024))
+@pytest.mark.parametrize("processors", [1, 3])
+def test_exponents_that_no_number_can_hold(loss_fn, stored, processors, monkeypatch):
+    """One program (or three) meets ever harder negatives, and another anchor's are all so easy that e^logit is 0."""
+    monkeypatch.setattr(plan, "resources", lambda device: (processors, 227 * 1024))
     S = torch.cat([torch.full((40,), 0.4375), torch.full((40,), 0.5), torch.tensor([0.515625, 0.75, 0.9, 0.625])])
     rows = torch.cat([S[:, None], torch.zeros(84, 9)], 1)
     rows[torch.arange(84), torch.arange(84) % 9 + 1] = (1 - S**2).sqrt()

@@ -192,7 +192,8 @@ def test_live_references_get_their_gradient_beside_a_memory_or_alone(name, updat
         results.append([loss, v.grad, d.grad, of_rows, *plain, *stats.read().values()])
     assert results[1][2].norm() > 0
     for mine, exact in zip(*results):
-        torch.testing.assert_close(mine.double(), exact.double(), rtol=1e-5, atol=1e-6)
+        # gradients of the circle loss are 80 times as large, those of single columns too
+        torch.testing.assert_close(mine.double(), exact.double(), rtol=1e-5, atol=8e-5 if name == "circle" else 1e-6)
 
 
 def test_beside_a_memory_without_gradient_only_that_of_the_references_is_computed():
