@@ -42,7 +42,7 @@ class MissingPositives:
         if easiest.device.type == "cpu":
             if float(easiest.amax()) > -torch.inf:
                 self.in_a_row = 0
-            elif pairing.in_batch or bool((pairing.stamps >= 0).any()):  # an empty memory has no positives to offer
+            else:
                 self.in_a_row += 1
                 self._warn_from(self.in_a_row, pairing)
         elif easiest.device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
@@ -64,11 +64,9 @@ class MissingPositives:
     def _warn_from(self, in_a_row: int, pairing: Pairing) -> None:
         if in_a_row < PATIENCE:
             return
-        reason = missing_because(pairing)
-        if reason is not None:
-            self.warned = True
-            message = f"no anchor had a positive in the last {in_a_row} calls of the loss: {reason}"
-            warnings.warn(message, stacklevel=_level_of_the_caller())
+        self.warned = True
+        message = f"no anchor had a positive in the last {in_a_row} calls of the loss: {missing_because(pairing)}"
+        warnings.warn(message, stacklevel=_level_of_the_caller())
 
 
 def _level_of_the_caller() -> int:
@@ -79,14 +77,14 @@ def _level_of_the_caller() -> int:
     return level
 
 
-def missing_because(pairing: Pairing) -> str | None:
-    """Why there are no positives; None if the memory was empty."""
+def missing_because(pairing: Pairing) -> str:
+    """Why there are no positives."""
     if pairing.in_batch:
         repeated = len(pairing.labels.unique()) < len(pairing.labels)
     else:
         counts = pairing.stamps >= 0
         if not bool(counts.any()):
-            return None
+            return "the memory is empty. Call memory.enqueue(v.detach(), labels, ids) for every batch, before the loss"
         repeated = bool(among(pairing.row_labels[counts], pairing.labels).any())
     if repeated:
         return (

@@ -405,14 +405,28 @@ def test_a_loss_without_positives_warns_once_and_says_why(name, engine):
 
 
 @pytest.mark.parametrize("engine", ["reference", "streaming"])
-def test_positives_or_an_empty_memory_give_no_warning(engine):
+def test_positives_give_no_warning(engine):
     q, d, labels = unit(5, seed=1), unit(5, seed=2), torch.arange(5)
     assert warned(SupConLoss(engine=engine), 20, q, labels, references=d) == []
-    assert warned(SupConLoss(engine=engine), 20, q, labels, CrossBatchMemory(9, 9, dtype=torch.float64)) == []
+    empty = CrossBatchMemory(9, 9, dtype=torch.float64)
+    assert warned(SupConLoss(engine=engine), 20, q, labels, empty, references=d) == []
     sometimes = SupConLoss(engine=engine)
     for _ in range(5):
         assert warned(sometimes, 7, q, labels) == []
         assert warned(sometimes, 1, q, labels // 2) == []
+
+
+@pytest.mark.parametrize("engine", ["reference", "streaming"])
+def test_a_memory_that_nobody_fills_is_named(engine):
+    q, labels, memory = unit(6, seed=1), torch.arange(6) // 2, CrossBatchMemory(9, 9, dtype=torch.float64)
+    loss_fn = SupConLoss(engine=engine)
+    assert warned(loss_fn, 7, q, labels, memory) == []
+    (message,) = warned(loss_fn, 20, q, labels, memory)
+    assert "the memory is empty" in message and "memory.enqueue" in message
+    late = SupConLoss(engine=engine)
+    assert warned(late, 1, q, labels, memory, ids=labels) == []  # the first batch is enqueued after its loss
+    memory.enqueue(q, labels, torch.arange(6))
+    assert warned(late, 20, q, labels, memory, ids=torch.arange(6)) == []
 
 
 @pytest.mark.parametrize("engine", ["reference", "streaming"])
