@@ -37,6 +37,8 @@ from xbm_app.train.metrics import Metrics, cosine_and_rank, one_line
 from xbm_app.train.optimization import changes_rate, update_weights
 from xbm_app.train.state import COUNTS, SUMS, RunState
 
+CHECKPOINT_SECONDS = 300  # a slow run of one process saves at least this often, however few iterations that is
+
 
 def train(config: Config, folder: Path, resume: bool = False, quiet: bool = False, hooks: Hooks = NO_HOOKS) -> dict[str, Any]:
     """Trains as `config` says, writes everything under `folder`, and returns the final figures."""
@@ -57,6 +59,8 @@ def train(config: Config, folder: Path, resume: bool = False, quiet: bool = Fals
             Console(config.optim.iterations, start, quiet or not ranks.first) as console,
         ):
             console.say(describe(run))
+            if resume and not run.last.exists():
+                console.say("it had been stopped before its first checkpoint: starting at the first iteration")
             run_loop(run, start, metrics, console)
             result = finish(run, console)
             metrics.finish(config.optim.iterations, result["protocols"][result["protocol"]])
@@ -66,7 +70,7 @@ def train(config: Config, folder: Path, resume: bool = False, quiet: bool = Fals
 def run_loop(run: RunState, start: int, metrics: Metrics, console: Console) -> None:
     """Trains from iteration `start` to the last."""
     config, model, memory, drift, log = run.config, run.model, run.memory, run.drift, run.config.log
-    train_step = steps(run, start, console)
+    train_step, next_save = steps(run, start, console), time.monotonic() + CHECKPOINT_SECONDS
     model.train()
     for step in range(start, config.optim.iterations):
         if step == start or changes_rate(config.optim, step):
@@ -103,11 +107,13 @@ def run_loop(run: RunState, start: int, metrics: Metrics, console: Console) -> N
             console.text = one_line(row)
         if last or time.monotonic() >= console.next_update:
             console.advance(done)
-        if last or done % log.checkpoint_every == 0:
+        overdue = run.ranks.world == 1 and time.monotonic() >= next_save  # clocks of several ranks differ
+        if last or overdue or done % log.checkpoint_every == 0:
             # a model that cannot embed the probes has diverged
             stop_if_diverged(run, step, run.sums.sum() + drift.embed(run.probe_model).sum())
             metrics.record()
             run.save(done, run.last)
+            next_save = time.monotonic() + CHECKPOINT_SECONDS
 
 
 def learn(run: RunState, step: int, batches: list[Batch], with_memory: bool) -> Tensor:

@@ -15,6 +15,7 @@ from xbm.errors import DamagedFileError, InputError
 from xbm_app.files import locked, read_checkpoint, write_checkpoint
 from xbm_app.train import state
 from xbm_app.train.config import override
+from xbm_app.train.hooks import Hooks
 from xbm_app.train.label_errors import IGNORED
 from xbm_app.train.loop import train
 from xbm_app.train.metrics import read_metrics
@@ -90,6 +91,31 @@ def test_a_run_stopped_at_random_lines_ends_bit_for_bit_as_one_that_was_not(phot
     stopped = stop_and_go(config, tmp_path / "stopped", kills=4, seed=len(case))
     assert stopped >= 2
     assert differences(tmp_path / "whole", tmp_path / "stopped") == []
+
+
+def test_a_slow_run_saves_by_the_clock_and_continues_there(photos, tmp_path, monkeypatch, capsys):
+    config = tiny_config(photos, log__checkpoint_every=1000, log__every=1)
+    train(config, tmp_path / "whole", quiet=True)
+
+    def stop_after(rows, folder):
+        def on_log(row):
+            if row["step"] >= rows:
+                raise Killed
+
+        with pytest.raises(Killed):
+            train(config, folder, quiet=True, hooks=Hooks(on_log=on_log))
+
+    stop_after(2, tmp_path / "fast")
+    assert not (tmp_path / "fast" / "checkpoints" / "last.pt").exists()
+    capsys.readouterr()
+    train(config, tmp_path / "fast", resume=True)
+    assert "starting at the first iteration" in capsys.readouterr().err
+    monkeypatch.setattr("xbm_app.train.loop.CHECKPOINT_SECONDS", 0)
+    stop_after(2, tmp_path / "slow")
+    assert (tmp_path / "slow" / "checkpoints" / "last.pt").exists()
+    train(config, tmp_path / "slow", resume=True, quiet=True)
+    for folder in ("fast", "slow"):
+        assert differences(tmp_path / "whole", tmp_path / folder) == []
 
 
 def test_the_doubt_of_these_tests_sets_rows_aside(photos, tmp_path, doubting):
