@@ -21,8 +21,10 @@ from xbm_app.train.hooks import Hooks, OnEvaluate, OnLog
 from xbm_app.train.load import Embedder, load
 from xbm_app.train.losses import is_theirs, takes_memory
 from xbm_app.train.metrics import metric_title
-from xbm_app.train.presets import FROM_SCRATCH, FROZEN, few_classes_settings, recipe_of, small_image_settings
+from xbm_app.train.presets import FROM_SCRATCH, FROZEN, SMALL_CROP, few_classes_settings, recipe_of, small_image_settings
 from xbm_app.train.presets import preset as preset_of
+
+LOGGED = 20  # rows of metrics that a short run has at least
 
 
 @dataclass(frozen=True, repr=False)
@@ -231,10 +233,11 @@ def configure(
         if is_stream(images):
             changes["batch.sampler"] = "stream"
         if not {"data.crop", "data.resize"} & settings.keys():
-            smaller = small_image_settings(chosen, typical_side(images))
+            side = typical_side(images)
+            smaller = small_image_settings(chosen, side)
             changes |= smaller
             if smaller and not quiet:
-                tell(f"the images are small: training on {smaller['data.crop']} pixels (data.crop)")
+                tell(f"training on crops of {smaller['data.crop']} pixels (data.crop), {why_smaller(chosen, side)}")
         if not {"batch.size", "batch.per_class"} & settings.keys():
             fewer = few_classes_settings(chosen, images.num_classes)
             changes |= fewer
@@ -247,7 +250,17 @@ def configure(
         chosen = configs.override(chosen, {**recipe_settings, **changes, **settings})
     if config is None and chosen.recipe == "auto" and chosen.model.freeze == "trunk":
         chosen = configs.override(chosen, {**FROZEN, **settings})
+    if config is None and "log.every" not in settings:
+        often = max(1, chosen.optim.iterations // LOGGED)
+        chosen = configs.override(chosen, {"log.every": min(chosen.log.every, often)})
     return chosen
+
+
+def why_smaller(config: Config, side: int) -> str:
+    """What the size of a crop follows from."""
+    if config.model.trunk == "small" and side > SMALL_CROP:
+        return "the size that the small network is made for"
+    return f"since most images are {side} pixels or smaller"
 
 
 def default_trunk(quiet: bool) -> tuple[str | None, dict[str, object]]:

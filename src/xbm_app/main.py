@@ -2,6 +2,7 @@
 
 import errno
 import sys
+import traceback
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -30,12 +31,21 @@ def explain(error: Exception) -> str | None:
         return str(error)
     if isinstance(error, OSError) and error.errno in REMEDIES:
         return f"{error.filename or 'the disk'} cannot be read or written ({error.strerror}): {REMEDIES[error.errno]}"
+    if _is_of_torchvision(error):
+        return "torch and torchvision do not fit each other: install both anew, pip install --upgrade torch torchvision"
     torch = sys.modules.get("torch")  # without torch there are no errors of torch
     on_gpu = torch is not None and isinstance(error, torch.OutOfMemoryError)
     if on_gpu or isinstance(error, MemoryError):
         where = "GPU" if on_gpu else "machine"
         return f"the {where} is out of memory: reduce batch.size, memory.ratio or model.dim, or set memory.dtype=bfloat16"
     return None
+
+
+def _is_of_torchvision(error: Exception) -> bool:
+    """Whether importing torchvision failed, as it does beside a torch that it was not built for."""
+    frames = traceback.walk_tb(error.__traceback__)
+    inside = any(Path(frame.f_code.co_filename).parent.name == "torchvision" for frame, _ in frames)
+    return inside and "torchvision" not in sys.modules
 
 
 def warn(

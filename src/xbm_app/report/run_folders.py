@@ -215,10 +215,16 @@ def _view(folder: Path, config: configs.Config, group: str, pictures: dict[str, 
             "memory": _memory(config),
             "optimizer": f"{OPTIMIZERS[config.optim.name]}, lr {config.optim.lr:g}, {config.optim.iterations} iterations",
         },
-        command=f"xbm train --config {folder.name}/config.yaml",
+        command=f"xbm train --config {_from_here(folder)}/config.yaml",
         versions={name: str(version) for name, version in result["versions"].items()},
         **pictures,
     )
+
+
+def _from_here(folder: Path) -> str:
+    """The folder of a run as it is named in the folder that the command was called in."""
+    whole = folder.resolve()
+    return whole.relative_to(Path.cwd()).as_posix() if whole.is_relative_to(Path.cwd()) else folder.name
 
 
 def _seen(result: dict[str, Any]) -> str:

@@ -138,6 +138,19 @@ def test_an_error_of_ours_keeps_its_traceback(monkeypatch):
             ends(monkeypatch, error)
 
 
+def test_a_torchvision_of_another_torch_is_one_sentence(monkeypatch, tmp_path):
+    (tmp_path / "torchvision").mkdir()
+    (tmp_path / "torchvision" / "__init__.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
+        monkeypatch.delitem(sys.modules, name)
+    try:
+        import torchvision  # noqa: F401
+    except RuntimeError as error:
+        code, said = ends(monkeypatch, error)
+    assert code == 2 and said.count("\n") == 1 and "pip install --upgrade torch torchvision" in said
+
+
 def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "xbm_app.cli", None)
     with pytest.raises(ModuleNotFoundError):

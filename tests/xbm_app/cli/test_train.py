@@ -344,13 +344,17 @@ def test_small_images_are_not_blown_up(chosen, tmp_path):
     for trunk, crop in (("small", 64), ("resnet50", 128), ("timm/vit_tiny_patch16_224", 128)):
         config, said = chosen("--data", icons, "--trunk", trunk)
         assert (config.data.crop, config.data.resize) == (crop, round(crop * 8 / 7))
-        assert said == f"the images are small: training on {crop} pixels (data.crop)\n"
+        assert said == f"training on crops of {crop} pixels (data.crop), since most images are 64 pixels or smaller\n"
     scratch, _ = chosen("--data", icons, "--trunk", "resnet50", "--set", "model.weights=none")
     assert scratch.data.crop == 64
     own, said = chosen("--data", icons, "--trunk", "resnet50", "--set", "data.crop=200")
     assert own.data.crop == 200 and said == ""
     large, said = chosen("--data", photos, "--trunk", "resnet50")
     assert (large.data.crop, large.data.resize, said) == (224, 256, "")
+    _, said = chosen("--data", photos, "--trunk", "small")
+    assert said == "training on crops of 64 pixels (data.crop), the size that the small network is made for\n"
+    short, _ = chosen("--data", photos, "--trunk", "resnet50", "--set", "optim.iterations=100")
+    assert short.log.every == 5 and large.log.every == 100
 
 
 def test_a_timm_trunk_gets_the_input_and_the_pooling_that_it_was_trained_with(chosen, tmp_path):
