@@ -305,12 +305,17 @@ CLAIMS = (
 # ------------------------------------------------------------------ the page
 
 
+def count_verdicts(records: Records) -> dict[str, int]:
+    """How many claims have which verdict."""
+    verdicts = [claim.verdict(claim.findings(records)) for claim in CLAIMS]
+    return {verdict: verdicts.count(verdict) for verdict in (HOLDS, IN_PART, FAILS, ONE_SEED, NOT_YET, UNTESTABLE)}
+
+
 def claims_page(records: Records) -> str:
-    rows, counts = list[list[str]](), dict.fromkeys((HOLDS, IN_PART, FAILS, ONE_SEED, NOT_YET, UNTESTABLE), 0)
+    rows = list[list[str]]()
     for number, claim in enumerate(CLAIMS, start=1):
         findings = claim.findings(records)
         verdict = claim.verdict(findings)
-        counts[verdict] += 1
         experiment = f"`{claim.experiment}`" if claim.experiment else "–"
         why = "; ".join(finding.text for finding in findings) or claim.why or "–"
         rows.append([str(number), claim.text, claim.source, f"**{verdict}**", experiment, why])
@@ -323,7 +328,7 @@ def claims_page(records: Records) -> str:
         "why: a change of R@1 in points (95 % interval), or as said",
     ]
     table = "\n".join(f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header), *rows))
-    counted = [f"{name}: {count}" for name, count in counts.items() if count]
+    counted = [f"{name}: {count}" for name, count in count_verdicts(records).items() if count]
     summary = f"**{len(CLAIMS)} claims.** {'; '.join(counted)}."
     template = (TEMPLATES / PAGE).read_text(encoding="utf-8")
     return template.format(count=len(records), summary=summary, experiments=table)
