@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from zipfile import BadZipFile, ZipFile
 
 from xbm.errors import DamagedFileError, InputError, XbmError
+from xbm_app.database_file import database_file
 
 if TYPE_CHECKING:
     import numpy as np
@@ -91,13 +92,6 @@ def verify(path: Path, growing: bool = False, warn: bool = True, remedy: str = "
 
     Raises:
         DamagedFileError: the file was damaged or edited.
-
-    Example:
-        >>> import tempfile
-        >>> target = Path(tempfile.mkdtemp()) / "notes.txt"
-        >>> write_bytes(target, b"all of it", checksum=True)
-        >>> verify(target).read_text()
-        'all of it'
     """
     _no_pipe(path)
     expected = _listed(path.parent)
@@ -196,7 +190,7 @@ def _listed(folder: Path) -> dict[str, list[str]] | None:
 def _checksum(path: Path, length: int | None = None) -> str:
     """CRC-32 and length of a file, or of its first `length` bytes."""
     value, size = 0, 0
-    with open(path, "rb") as file:
+    with database_file(path) if path.suffix == ".sqlite" else open(path, "rb") as file:
         while chunk := file.read(CHUNK if length is None else min(CHUNK, length - size)):
             value, size = zlib.crc32(chunk, value), size + len(chunk)
     return f"{value:08x}-{size}"
