@@ -18,7 +18,7 @@ _lock = threading.Lock()
 
 @contextmanager
 def database_file(path: Path) -> Iterator[IO[bytes]]:
-    """The file from its start, for one reader at a time. It is not closed afterwards, except on Windows, which has other locks."""
+    """The file from its start, for one reader at a time. It stays open, except on Windows, which has other locks."""
     if os.name == "nt":
         with open(path, "rb") as file:
             yield file
@@ -26,9 +26,9 @@ def database_file(path: Path) -> Iterator[IO[bytes]]:
     with _lock:
         key = _identity(path.stat())
         if key not in _opened:
-            file = open(path, "rb", buffering=0)  # noqa: SIM115
-            key = _identity(os.fstat(file.fileno()))  # it may have been replaced meanwhile
-            _opened.setdefault(key, file)
+            kept: IO[bytes] = open(path, "rb", buffering=0)  # noqa: SIM115
+            key = _identity(os.fstat(kept.fileno()))  # it may have been replaced meanwhile
+            _opened.setdefault(key, kept)
         _opened[key].seek(0)
         yield _opened[key]
 

@@ -62,12 +62,15 @@ def index(
         if changes.new or changes.changed or changes.removed or catalogue.get("recall@10") is None:
             catalogue.set("recall@10", recall(neighbours, catalogue))
         catalogue.publish()
-        how = "every vector is compared" if neighbours.kind == "exact" else "measured on up to 256 images"
+        found = catalogue.get("recall@10")
+        if neighbours.kind == "exact":
+            how = "every vector is compared, so recall@10 is 1.000"
+        elif found is not None:
+            how = f"recall@10 against exact search {found:.3f}, measured on up to 256 images"
+        else:
+            how = "recall@10 was not measured, which takes all rows"
         size = str(to) if to is not None else f"{neighbours.bytes / 1e6:,.1f} MB in memory"
-        print(
-            f"{neighbours.kind} index of {len(catalogue):,} images, {size}; "
-            f"recall@10 against exact search {catalogue.get('recall@10'):.3f} ({how}); {time.monotonic() - start:.1f} s"
-        )
+        print(f"{neighbours.kind} index of {len(catalogue):,} images, {size}; {how}; {time.monotonic() - start:.1f} s")
 
     if made_elsewhere:
         update_embeddings(run, folder, images, note, finish)

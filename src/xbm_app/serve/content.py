@@ -18,7 +18,7 @@ class Content:
     Attributes:
         searchers: one or two.
         names: of their runs, with their parent folders if both runs have the same name.
-        recalls: recall@10 of each index against exact search.
+        recalls: recall@10 of each index against exact search; None if it was not measured.
         labels: (label, number of images) of the first index.
     """
 

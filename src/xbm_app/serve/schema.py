@@ -17,7 +17,7 @@ class Run(BaseModel):
     images: int
     dim: int = Field(description="dimension of the vectors")
     kind: str = Field(description="exact, compressed or milvus")
-    recall: float = Field(description="recall@10 against exact search, measured when the index was made")
+    recall: float | None = Field(description="recall@10 against exact search when the index was made; null if not measured")
     reads_images: bool = Field(description="whether an uploaded image can be a query")
     reads_text: bool = Field(description="whether a text can be a query")
     columns: list[str] = Field(description="what filters can compare, beside label and path")

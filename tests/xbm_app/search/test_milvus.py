@@ -15,6 +15,7 @@ from tests.xbm_app.search.test_neighbours import unit
 from xbm.errors import InputError
 from xbm_app.search.filters import OPERATORS, Filter, filters_of, matches
 from xbm_app.search.milvus import MilvusCatalogue
+from xbm_app.search.neighbours import build, recall
 from xbm_app.search.rows import Entry, Item, Known, UnavailableError
 from xbm_app.search.searcher import Searcher
 from xbm_app.search.update import Changes, update
@@ -51,6 +52,13 @@ def test_it_answers_as_the_embedded_index_does(catalogue):
     assert catalogue.key_of(7) is None and catalogue.find(("y.png", "")) is None
     assert catalogue.get("nothing", 3) == 3 and catalogue.count(filters_of(["price<9"])) == 1
     assert len(catalogue.some_ids(())) == 3
+
+
+def test_recall_is_not_measured_against_a_part_of_the_rows(catalogue, monkeypatch):
+    """The true neighbors among some of the rows are not those among all of them."""
+    assert recall(build(catalogue), catalogue) == 1.0
+    monkeypatch.setattr("xbm_app.search.milvus.PAGE", 2)
+    assert recall(build(catalogue), catalogue) is None
 
 
 def test_rows_are_replaced_relabelled_described_and_removed(catalogue):
