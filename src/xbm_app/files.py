@@ -261,10 +261,10 @@ def read_arrays(path: Path, without: Container[str] = ()) -> dict[str, "np.ndarr
     """Reads an .npz file after comparing its checksums, as numpy does only for a record that it reads to the end."""
     import numpy as np
 
-    file = np.load(_no_pipe(path), allow_pickle=False)
-    if isinstance(file, np.ndarray):
-        raise ValueError("it holds a single array: save the arrays together with numpy.savez")
-    with file:
+    with open(_no_pipe(path), "rb") as opened:  # numpy leaves a damaged file open
+        file = np.load(opened, allow_pickle=False)
+        if isinstance(file, np.ndarray):
+            raise ValueError("it holds a single array: save the arrays together with numpy.savez")
         if file.zip.testzip() or any(each.comment for each in file.zip.infolist()):  # one takes the place of other records
             raise BadZipFile("a record or the directory is damaged")
         return {name: file[name] for name in file.files if name not in without}
