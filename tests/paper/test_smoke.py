@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from paper.experiments import ALL, BEYOND, EXPERIMENTS, RESULTS
+from paper.experiments import ALL, DOCUMENTS, RESULTS
 from paper.page import write_page
 from paper.plan import plan
 from paper.record import Records
@@ -20,7 +20,7 @@ def test_one_experiment_of_it_from_plan_to_page(tmp_path):
     """In this process; the whole is a slow test."""
     torch.set_num_threads(1)
     records = Records(tmp_path / "results")
-    for task in plan([EXPERIMENTS["drift"]], [GLYPHS], 1, records).ready:
+    for task in plan([ALL["drift"]], [GLYPHS], 1, records).ready:
         execute(task, task.config, tmp_path / "runs", records)
     text = write_page(records, RESULTS, tmp_path, mini=True).read_text()
     assert len(records) == 2 and "(figures/drift_glyphs_small.svg)" in text
@@ -32,7 +32,8 @@ def test_smoke(tmp_path):
     """Every experiment from its plan to its place on the page."""
     outcome = run_smoke(tmp_path)
     assert not outcome.failed and outcome.left == 0 and outcome.finished > 50
-    pages = [((tmp_path / name).read_text(), of) for name, of in (("results.md", EXPERIMENTS), ("robustness.md", BEYOND))]
+    assert {name for document in DOCUMENTS for name in document.experiments} == ALL.keys()
+    pages = [((tmp_path / document.name).read_text(), document.experiments) for document in DOCUMENTS]
     for text, experiment in [(text, each) for text, of in pages for each in of.values()]:
         section = text.split(f"## {experiment.title}\n")[1].split("\n## ")[0]
         assert "### glyphs" in section and "small" in section, experiment.name
