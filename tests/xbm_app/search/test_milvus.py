@@ -54,6 +54,26 @@ def test_it_answers_as_the_embedded_index_does(catalogue):
     assert len(catalogue.some_ids(())) == 3
 
 
+def test_the_few_rows_that_meet_a_filter_are_all_compared(catalogue, monkeypatch):
+    entries = [Entry(f"{number}.png", "many", 1, 1, data={"price": number}) for number in range(40)]
+    rows = np.eye(3)[np.arange(40) % 3] + 0.1 * np.random.default_rng(0).standard_normal((40, 3))
+    catalogue.add(entries, rows / np.linalg.norm(rows, axis=1, keepdims=True), [b""] * 40)
+    chosen, vector = filters_of(["label=many", "price>=10"]), np.array([0.6, 0.8, 0.0])
+    engine = catalogue._client
+
+    def search(*_, **__):
+        pytest.fail("the engine's approximate search may miss all of them")
+
+    expected = [(item.path, value) for item, value in catalogue.search(vector, 5, filters_of(["price>=10"]))]
+    monkeypatch.setattr(engine, "search", search)
+    few = [(item.path, value) for item, value in catalogue.search(vector, 5, chosen)]
+    monkeypatch.undo()
+    monkeypatch.setattr("xbm_app.search.milvus.FEW", 29)
+    found = [(item.path, value) for item, value in catalogue.search(vector, 5, chosen)]
+    assert [path for path, _ in few] == [path for path, _ in found] == [path for path, _ in expected] and len(few) == 5
+    assert np.allclose([value for _, value in few], [value for _, value in found], atol=1e-5)
+
+
 def test_recall_is_not_measured_against_a_part_of_the_rows(catalogue, monkeypatch):
     """The true neighbors among some of the rows are not those among all of them."""
     assert recall(build(catalogue), catalogue) == 1.0
