@@ -47,7 +47,7 @@ LAYERS = {
         {"launch", "search", "export"}, {"serve"}, {"cli"}, {"main"},
     ],
 }  # fmt: skip
-MOST_LINES = 360
+MOST_LINES = 480
 MOST_MODULES = 210  # in src and paper together; grow by replacing
 
 
