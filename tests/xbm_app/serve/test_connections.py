@@ -114,14 +114,18 @@ def test_who_sends_slowly_but_steadily_is_served():
             pytest.fail("still open")
 
 
-def test_an_answer_that_takes_long_is_waited_for_but_one_that_is_not_read_is_not():
+def test_an_answer_that_takes_long_is_waited_for_but_one_that_is_not_read_is_not(monkeypatch):
     with served(REQUEST_SECONDS=0.2) as port:
         with connect(port, b"GET /never HTTP/1.1\r\nhost: localhost\r\n\r\n") as patient:
             patient.settimeout(1)
             with pytest.raises(TimeoutError):
                 patient.recv(1)
+        ports, end = set(), Connection.connection_lost
+        monkeypatch.setattr(Connection, "connection_lost", lambda self, exc: (ports.add(self.client[1]), end(self, exc)))
         with connect(port, b"GET /large HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n") as caller:
-            time.sleep(1)
+            deadline = time.monotonic() + 15
+            while caller.getsockname()[1] not in ports and time.monotonic() < deadline:
+                time.sleep(0.05)
             assert len(answer(caller)) < len(LARGE)
 
 
