@@ -63,7 +63,7 @@ def main() -> None:
     axes.set_yticks([-k for k in range(len(rows))], [label for label, *_ in rows])
     axes.set_ylim(-len(rows) + 0.45, 0.55)
     axes.set_xlim(min(min(row[1:3])[0] for row in rows) - 4, max(max(row[1:3])[0] for row in rows) + 7)
-    axes.set_xlabel("R@1 on classes never seen (%), without (grey) and with memory (blue), ± standard error", fontsize=9)
+    axes.set_xlabel("R@1 on unseen classes (%), without (gray) and with memory (blue)", fontsize=9)
     axes.grid(axis="x", color="#eaeef2")
     axes.set_axisbelow(True)
     for side in ("top", "right", "left"):

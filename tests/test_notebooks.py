@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 NOTEBOOKS = sorted((Path(__file__).parent.parent / "examples").glob("*.ipynb"))
-LIMIT = 240  # seconds for a notebook; all of them take under 5 minutes
+LIMIT = 240  # seconds for a cell
 
 
 def test_there_are_notebooks():

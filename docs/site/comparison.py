@@ -105,7 +105,7 @@ ROWS = [
     Row(
         "leaves out old rows of the anchor's own image",
         (
-            Cell("yes, by id", "engine/pairing.py", r"instance"),
+            Cell("yes, by id", "engine/pairing.py", r'exclude == "instance"'),
             Cell("rows of this batch only", CBM, r"remove_self_comparisons\(\s*indices_tuple, self.curr_batch_idx"),
             no(BANK, r"\b(image|instance|sample)_ids\b"),
             NO_MEMORY,
@@ -137,7 +137,7 @@ ROWS = [
     Row(
         "how a loss sees the rows",
         (
-            Cell("one pass, no m × M matrix", "engine/streaming.py", r"tile"),
+            Cell("one pass, no m × M matrix", "engine/streaming.py", r"one pass"),
             Cell("index lists of all pairs", CBM, r"get_all_pairs_indices"),
             Cell("all distances within batch and bank", MINER, r"pairwise_dist\(x1=features, x2=features"),
             NO_MEMORY,
@@ -147,7 +147,7 @@ ROWS = [
     Row(
         "GPU kernels of its own",
         (
-            Cell("Triton, for three losses", "engine/triton/bank_pass.py", r"triton"),
+            Cell("Triton, for eight losses; `auto` uses three", "engine/triton/__init__.py", r"CHECKED_ON_GPU"),
             no("**/*.py", r"import triton"),
             no("**/*.py", r"import triton"),
             no("**/*.py", r"import triton"),
@@ -178,7 +178,7 @@ ROWS = [
     Row(
         "finds likely label errors",
         (
-            Cell("yes, with one slot per image", "../xbm_app/train/label_errors.py", r"def "),
+            Cell("yes, with one slot per image", "../xbm_app/train/label_errors.py", r"def ignore_label_errors"),
             no("**/*.py", r"(?i)mislabel|label.?error|noisy.label|wrong.label"),
             no("**/*.py", r"(?i)mislabel|label.?error|noisy.label|wrong.label"),
             no("**/*.py", r"(?i)mislabel|label.?error|noisy.label|wrong.label"),

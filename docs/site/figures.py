@@ -64,11 +64,12 @@ def queue() -> Iterator[str]:
     yield text(272, 40, "anchors", weight="bold")
     yield from rows(240, 78, [0, 0, 1, 1], [1] * 4)
     yield text(272, 152, "with a gradient", 11, GRAY)
-    yield text(548, 40, "memory: the embeddings of past batches, without a gradient", weight="bold")
+    yield text(548, 40, "memory", weight="bold")
     labels = [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 0, 0, 3, 3, 1, 1, 2, 2, 4, 4]
     yield from rows(370, 78, labels, [1 - 0.035 * k for k in range(20)])
     yield text(370, 152, "newest", 11, GRAY, "start")
     yield text(727, 152, "oldest: overwritten next", 11, GRAY, "end")
+    yield text(548, 62, "the embeddings of past batches, without a gradient", 11, GRAY)
     yield arrow(314, 105, 364, 105)
     yield text(339, 96, "enqueue", 11, GRAY)
     yield f'<path d="M272,160 C272,215 540,215 540,164" fill="none" stroke="{RED}" stroke-width="1.8" marker-end="url(#tip)"/>'

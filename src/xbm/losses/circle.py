@@ -10,7 +10,9 @@ from xbm.losses.pair import PairLoss
 
 
 class CircleLoss(PairLoss):
-    """L_i = log(1 + Σ_N e^{γ a_n (S − m)} · Σ_P e^{−γ a_p (S − 1 + m)}),  a_n = [S + m]₊, a_p = [1 + m − S]₊, both detached.
+    """Weights each pair by its distance from where it should be (Sun et al. 2020).
+
+    L_i = log(1 + Σ_N e^{γ a_n (S − m)} · Σ_P e^{−γ a_p (S − 1 + m)}),  a_n = [S + m]₊, a_p = [1 + m − S]₊, both detached.
 
     Weights: γ·a times the side's softmax times σ of the bracket's logarithm. All reductions are the same; an anchor
     without positives or without negatives adds nothing.
@@ -18,6 +20,7 @@ class CircleLoss(PairLoss):
     Args:
         margin: m.
         gamma: γ, the scale.
+        reduction: as for every `PairLoss`, and so are `engine` and `exclude`.
 
     Example:
         >>> v = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.6, 0.8]])  # unit rows: the first two are of one class

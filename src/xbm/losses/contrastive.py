@@ -9,13 +9,16 @@ from xbm.losses.pair import PairLoss
 
 
 class ContrastiveLoss(PairLoss):
-    """L_i = Σ_P (1 − S) + Σ_N [S − λ]₊.
+    """Pulls positives together and pushes negatives apart that are more similar than a margin: the paper's main loss.
+
+    L_i = Σ_P (1 − S) + Σ_N [S − λ]₊.
 
     `reduction="mean"` averages each side over the anchor's valid pairs. "balanced" is the sum as long as an anchor has no more
     valid negatives than positives; beyond that, its negatives share the weight of its positives.
 
     Args:
         margin: λ, the similarity below which a negative is ignored.
+        reduction: as for every `PairLoss`, and so are `engine` and `exclude`.
 
     Example:
         >>> import torch

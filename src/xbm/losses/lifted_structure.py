@@ -10,12 +10,15 @@ from xbm.losses.pair import PairLoss
 
 
 class LiftedStructureLoss(PairLoss):
-    """L_i = [log Σ_P e^{λ−S} + log Σ_N e^{S−λ}]₊; 0 for an anchor without positives or without negatives.
+    """Compares an anchor's farthest positives with its nearest negatives, by smooth maxima (Oh Song et al. 2016).
+
+    L_i = [log Σ_P e^{λ−S} + log Σ_N e^{S−λ}]₊; 0 for an anchor without positives or without negatives.
 
     Weights: each side's softmax where the bracket is positive. All reductions are the same.
 
     Args:
         base: λ. It cancels within the bracket and is kept for the formula's sake.
+        reduction: as for every `PairLoss`, and so are `engine` and `exclude`.
 
     Example:
         >>> v = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.6, 0.8]])  # unit rows: the first two are of one class

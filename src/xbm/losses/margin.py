@@ -12,7 +12,9 @@ NEAREST = 1e-4  # d is kept this far from 0, where √ has no derivative
 
 
 class MarginLoss(PairLoss):
-    """L_i = Σ_P [d − β + α]₊ + Σ_N [β + α − d]₊,  d = √(2 − 2S), kept away from 0.
+    """Separates positives from negatives at a fixed distance, with a margin on both sides (Wu et al. 2017).
+
+    L_i = Σ_P [d − β + α]₊ + Σ_N [β + α − d]₊,  d = √(2 − 2S), kept away from 0.
 
     Weights: 1/d for valid pairs. `reduction="mean"` averages each side over the anchor's valid pairs; "balanced" is the sum
     with negatives that together weigh no more than the positives.
@@ -20,6 +22,7 @@ class MarginLoss(PairLoss):
     Args:
         boundary: β, the distance that separates positives from negatives.
         margin: α, how far on its side of the boundary a pair must be.
+        reduction: as for every `PairLoss`, and so are `engine` and `exclude`.
 
     Example:
         >>> v = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.6, 0.8]])  # unit rows: the first two are of one class

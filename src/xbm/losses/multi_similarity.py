@@ -10,7 +10,9 @@ from xbm.losses.pair import PairLoss
 
 
 class MultiSimilarityLoss(PairLoss):
-    """L_i = 1/α log(1 + Σ_P e^{−α(S−λ)}) + 1/β log(1 + Σ_N e^{β(S−λ)}).
+    """The multi-similarity loss (Wang et al. 2019): mines pairs and weights the hardest ones most.
+
+    L_i = 1/α log(1 + Σ_P e^{−α(S−λ)}) + 1/β log(1 + Σ_N e^{β(S−λ)}).
 
     Mining keeps the negatives with S > min_P S − ε and the positives with S < max_N S + ε; an anchor left without
     positives or without negatives adds nothing. Without mining each side counts alone.
@@ -22,6 +24,7 @@ class MultiSimilarityLoss(PairLoss):
         base: λ, the similarity that separates the two sides.
         epsilon: ε of the mining.
         mining: off, every pair counts.
+        reduction: as for every `PairLoss`, and so are `engine` and `exclude`.
 
     Example:
         >>> v = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.6, 0.8]])  # unit rows: the first two are of one class

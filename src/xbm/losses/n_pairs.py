@@ -10,13 +10,16 @@ from xbm.losses.pair import PairLoss
 
 
 class NPairsLoss(PairLoss):
-    """L_i = 1/|P| Σ_{k∈P} log(1 + Σ_{j∈N} e^{(S_ij − S_ik)/τ}): each positive against all negatives.
+    """Compares each positive with all negatives by cross-entropy (Sohn 2016).
+
+    L_i = 1/|P| Σ_{k∈P} log(1 + Σ_{j∈N} e^{(S_ij − S_ik)/τ}).
 
     Weights: 1/τ times the mean over the positives of the negative's share; for a positive 1/(|P|τ) times what the
     negatives hold against it. All reductions are the same.
 
     Args:
         temperature: τ.
+        reduction: as for every `PairLoss`, and so are `engine` and `exclude`.
 
     Example:
         >>> v = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.6, 0.8]])  # unit rows: the first two are of one class

@@ -14,7 +14,9 @@ LOWEST = math.log(0.01)  # of a learned log τ
 
 
 class SupConLoss(PairLoss):
-    """L_i = log Σ_{a∈P∪N} e^{S_ia/τ} − 1/|P| Σ_{k∈P} S_ik/τ; 0 for an anchor without positives.
+    """Cross-entropy over similarities, with any number of positives; with a single one it is InfoNCE.
+
+    L_i = log Σ_{a∈P∪N} e^{S_ia/τ} − 1/|P| Σ_{k∈P} S_ik/τ; 0 for an anchor without positives.
 
     Weights: π_ij/τ for a negative, (1/|P| − π_ik)/τ for a positive, π the softmax over all of an anchor's pairs. This is
     the one loss here whose weights can fall below 0: a positive that already holds more than its 1/|P| of the softmax is
@@ -24,6 +26,7 @@ class SupConLoss(PairLoss):
         temperature: τ.
         learn_temperature: whether τ is trained: `log_temperature` is then among the parameters, to be passed to the optimizer
             without weight decay. τ stays at 0.01 or above, which is where CLIP stops too.
+        reduction: as for every `PairLoss`, and so are `engine` and `exclude`.
 
     Example:
         >>> loss_fn = SupConLoss(temperature=0.07, learn_temperature=True)

@@ -12,7 +12,9 @@ FEW = 16  # positives an anchor: up to here comparing with each in turn beats a 
 
 
 class TripletLoss(PairLoss):
-    """L_i = Σ_{k∈P, j∈N} [S_ij − S_ik + η]₊.
+    """Makes every positive more similar than every negative, by a margin.
+
+    L_i = Σ_{k∈P, j∈N} [S_ij − S_ik + η]₊.
 
     Weights: |P_ij| for a negative, the number of positives with S_ik < S_ij + η; for a positive the number of negatives with
     S_ij > S_ik − η. With an anchor's positives in ascending order a negative's weight c is a rank: it beats the first c.
@@ -20,6 +22,7 @@ class TripletLoss(PairLoss):
 
     Args:
         margin: η.
+        reduction: as for every `PairLoss`, and so are `engine` and `exclude`.
 
     Example:
         >>> v = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.6, 0.8]])  # unit rows: the first two are of one class
