@@ -22,8 +22,7 @@ from rich.table import Table
 from benchmarks.measure import machine
 from xbm_app.data import store
 from xbm_app.data.images import ImageSet
-from xbm_app.data.store import open_store
-from xbm_app.data.store_writer import prepare
+from xbm_app.data.store import open_store, prepare
 from xbm_app.files import FORMAT, read_checkpoint, record_checksum, replacing, verify, write_checkpoint
 
 SIZE = 1 << 28  # bytes of each file

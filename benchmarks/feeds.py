@@ -22,8 +22,7 @@ from xbm_app.data.feeds import Batches, DecodeFeed, Feed, ResidentFeed, StoreFee
 from xbm_app.data.images import ImageSet
 from xbm_app.data.parallel import default_workers
 from xbm_app.data.samplers import PKSampler
-from xbm_app.data.store import open_store
-from xbm_app.data.store_writer import prepare
+from xbm_app.data.store import open_store, prepare
 from xbm_app.data.transforms import IMAGENET_MEAN, IMAGENET_STD, OFFICIAL, PAPER
 
 COUNT, WIDTH, HEIGHT, BATCH, ROUNDS = 500, 480, 360, 64, 7

@@ -22,7 +22,7 @@ import torch
 
 from benchmarks.gpu_losses import about
 from xbm_app.data.images import Dataset, ImageSet, Protocol
-from xbm_app.data.store_writer import prepare
+from xbm_app.data.store import prepare
 from xbm_app.progress import Console
 from xbm_app.train.config import Config, override
 from xbm_app.train.finish import finish

@@ -28,14 +28,11 @@ import torch
 from PIL import Image
 
 from benchmarks.measure import machine, medians
-from xbm_app.data.encoded import EncodedSet
 from xbm_app.data.feeds import Batches, DecodeFeed, Feed, StoreFeed
 from xbm_app.data.glyphs import read_glyphs
-from xbm_app.data.images import Dataset, parts
-from xbm_app.data.samplers import PKSampler
-from xbm_app.data.store import Store, open_store
-from xbm_app.data.store_writer import prepare
-from xbm_app.data.stream_sampler import StreamSampler
+from xbm_app.data.images import Dataset, EncodedSet, parts
+from xbm_app.data.samplers import PKSampler, StreamSampler
+from xbm_app.data.store import Store, open_store, prepare
 from xbm_app.data.tar_shards import read_shards
 from xbm_app.data.transforms import Augmentation
 

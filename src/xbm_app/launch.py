@@ -10,7 +10,7 @@ from typing import Any
 from xbm.distributed import together
 from xbm.errors import InputError
 from xbm_app.data.own_data import whole_path
-from xbm_app.data.user_transform import Transform, describe
+from xbm_app.data.transforms import Transform, describe
 from xbm_app.models.timm_trunks import is_transformer
 from xbm_app.progress import tell
 from xbm_app.train import config as configs

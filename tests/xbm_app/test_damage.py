@@ -19,8 +19,7 @@ from tests.tiny import draw_photos, same, xbm
 from tests.xbm_app.damage import damaged, hostile_contents, in_place_of, without
 from xbm.errors import DamagedFileError, InputError
 from xbm_app.data.own_images import read_folder
-from xbm_app.data.store import read_stored
-from xbm_app.data.store_writer import prepare, write_outline
+from xbm_app.data.store import prepare, read_stored, write_outline
 from xbm_app.files import CHECKSUMS, MALFORMED, read_arrays, read_checkpoint, read_json, write_checkpoint
 from xbm_app.search import neighbours
 from xbm_app.search.catalogue import Catalogue

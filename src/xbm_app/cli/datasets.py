@@ -137,14 +137,13 @@ def prepare(
 
     Example: `xbm prepare cars --root ~/data/cars --out ~/data/cars-store`, or `xbm prepare ./photos --out ./photos-store`
     """
-    from xbm_app.data import store_writer as store
+    from xbm_app.data import store
     from xbm_app.data.images import parts
-    from xbm_app.data.store import folder_of
 
     if (out / "config.yaml").exists():
         raise InputError(f"{out} is a run folder: use another --out for the store")
     dataset = _read_dataset(data, root, label, split, exclude_same)
-    sets = {folder_of(name): images for name, images in parts(dataset).items()}
+    sets = {store.folder_of(name): images for name, images in parts(dataset).items()}
     count = sum(len(images) for images in sets.values())
     needed = sum(store.to_write(images, out / name, resize, mode) for name, images in sets.items())
     typer.echo(f"{count:,} images in {len(sets)} sets: about {needed / 1e9:.2f} GB to write to {out}")
@@ -158,9 +157,8 @@ def prepare(
 def _read_dataset(data: str, root: Path | None, label: str, split: str, exclude_same: str | None) -> "Dataset":
     from xbm_app.data.benchmarks import BENCHMARKS, read_benchmark
     from xbm_app.data.hub_datasets import PREFIX
-    from xbm_app.data.image_tables import Columns
     from xbm_app.data.own_data import is_table, read_own
-    from xbm_app.data.own_images import read_table
+    from xbm_app.data.own_images import Columns, read_table
 
     columns = Columns(label, split, exclude_same)
     if data in BENCHMARKS:

@@ -13,8 +13,7 @@ import numpy as np
 
 from xbm.errors import InputError
 from xbm_app.data.decoding import UNREADABLE, eight_bits, open_image
-from xbm_app.data.encoded import EncodedSet
-from xbm_app.data.images import Dataset, ImageSet, parts
+from xbm_app.data.images import Dataset, EncodedSet, ImageSet, parts
 from xbm_app.data.parallel import in_order
 from xbm_app.data.store import StoredSet
 from xbm_app.progress import printable, track

@@ -28,11 +28,13 @@ from xbm_app.data.transforms import (
     crop_params,
     cut,
     cut_resident,
+    global_generators,
     longest_window,
     normalisation,
     resized,
+    seeds_of,
+    transformed,
 )
-from xbm_app.data.user_transform import global_generators, seeds_of, transformed
 from xbm_app.progress import track
 
 Indices = np.ndarray | Tensor  # (B,) int64: positions in the set, which are the instance ids

@@ -8,10 +8,8 @@ from typing import Any
 import numpy as np
 
 from xbm.errors import InputError, unknown
-from xbm_app.data.encoded import encoded
-from xbm_app.data.image_tables import Columns
-from xbm_app.data.images import Dataset, Row
-from xbm_app.data.own_images import PARTS, dataset_of, split_by_class
+from xbm_app.data.images import Dataset, Row, encoded
+from xbm_app.data.own_images import PARTS, Columns, dataset_of, split_by_class
 from xbm_app.extras import require
 
 PREFIX = "hf:"

@@ -5,9 +5,8 @@ from pathlib import Path
 
 from xbm.errors import InputError
 from xbm_app.data.hub_datasets import PREFIX, has_images, read_hub
-from xbm_app.data.image_tables import Columns
 from xbm_app.data.images import Dataset
-from xbm_app.data.own_images import read_folder, read_table
+from xbm_app.data.own_images import Columns, read_folder, read_table
 from xbm_app.data.tar_shards import read_shards, shard_files
 
 TABLES = (".csv", ".parquet")

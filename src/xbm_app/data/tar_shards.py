@@ -18,10 +18,8 @@ from typing import Any
 import numpy as np
 
 from xbm.errors import InputError
-from xbm_app.data.encoded import encoded
-from xbm_app.data.image_tables import Columns
-from xbm_app.data.images import IMAGE_SUFFIXES, Dataset, Row
-from xbm_app.data.own_images import PARTS, dataset_of, split_by_class
+from xbm_app.data.images import IMAGE_SUFFIXES, Dataset, Row, encoded
+from xbm_app.data.own_images import PARTS, Columns, dataset_of, split_by_class
 from xbm_app.files import MALFORMED, read_arrays, replacing
 from xbm_app.progress import track
 

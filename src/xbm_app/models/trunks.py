@@ -11,8 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from xbm.errors import InputError, unknown
-from xbm_app.models.bn_inception import BNInception
-from xbm_app.models.googlenet import WIDTH, GoogLeNet
+from xbm_app.models.inception import WIDTH, BNInception, GoogLeNet
 from xbm_app.models.timm_trunks import PREFIX, build_net, can_fetch, fetch_weights, set_side, width_of
 from xbm_app.models.weights import State, download, fit_weights, read_weights
 

@@ -17,8 +17,8 @@ from PIL import Image
 
 from xbm.errors import InputError
 from xbm_app.data.decoding import UNREADABLE
-from xbm_app.data.image_tables import COLUMNS, read_records, row_of
 from xbm_app.data.images import ImageSet, Row, image_files, inside, readable
+from xbm_app.data.own_images import COLUMNS, read_records, row_of
 from xbm_app.files import CHECKSUMS, lock, write_checkpoint
 from xbm_app.search.catalogue import FILE, TABLES, Catalogue, root_of
 from xbm_app.search.embeddings import metadata_columns, read_embeddings

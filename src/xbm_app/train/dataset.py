@@ -22,19 +22,15 @@ from xbm.errors import InputError, unknown
 from xbm_app.data.benchmarks import BENCHMARKS, read_benchmark
 from xbm_app.data.check import BROKEN, check_dataset, report, skip_problems
 from xbm_app.data.decoding import UNREADABLE, open_image
-from xbm_app.data.encoded import EncodedSet
 from xbm_app.data.feeds import Batches, DecodeFeed, Feed, ResidentFeed, StoreFeed
-from xbm_app.data.image_tables import GROUP, Columns
-from xbm_app.data.images import Dataset, ImageSet, Protocol, missing_image, parts
+from xbm_app.data.images import Dataset, EncodedSet, ImageSet, Protocol, missing_image, parts
 from xbm_app.data.own_data import is_table, read_own
-from xbm_app.data.own_images import read_table, write_split
+from xbm_app.data.own_images import GROUP, Columns, read_table, write_split
 from xbm_app.data.parallel import in_order
-from xbm_app.data.samplers import PKSampler, ShuffleSampler
+from xbm_app.data.samplers import PKSampler, ShuffleSampler, StreamSampler
 from xbm_app.data.store import Store, StoredSet, open_store, read_stored
-from xbm_app.data.stream_sampler import StreamSampler
 from xbm_app.data.tar_shards import Shards
-from xbm_app.data.transforms import Augmentation
-from xbm_app.data.user_transform import Transform
+from xbm_app.data.transforms import Augmentation, Transform
 from xbm_app.files import verify
 from xbm_app.models import EmbeddingModel
 from xbm_app.train.config import Config, Data

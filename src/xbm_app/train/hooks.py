@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from xbm.errors import InputError
-from xbm_app.data.user_transform import Transform, describe
+from xbm_app.data.transforms import Transform, describe
 from xbm_app.train.config import Config
 
 OnLog = Callable[[Mapping[str, float]], object]

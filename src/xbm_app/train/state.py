@@ -17,8 +17,8 @@ from xbm.memory import UPDATES, CrossBatchMemory
 from xbm_app.data.feeds import FeatureFeed, Feed
 from xbm_app.data.images import Dataset, ImageSet
 from xbm_app.files import read_checkpoint, reading, write_checkpoint
+from xbm_app.models.embedding import synchronise
 from xbm_app.models.fused import fuse
-from xbm_app.models.sync_batch_norm import synchronise
 from xbm_app.train.config import Config, Memory, flat, from_dict, to_dict
 from xbm_app.train.cuda_graphs import Replayed
 from xbm_app.train.dataset import TrainingData, augmentation_of, feed_of, fingerprint

@@ -14,8 +14,7 @@ from xbm.errors import InputError
 from xbm_app.data.feeds import Batches, DecodeFeed, ResidentFeed, StoreFeed, sweep
 from xbm_app.data.images import ImageSet
 from xbm_app.data.samplers import PKSampler, ShuffleSampler
-from xbm_app.data.store import open_store
-from xbm_app.data.store_writer import prepare
+from xbm_app.data.store import open_store, prepare
 from xbm_app.data.transforms import Augmentation
 
 AUGMENTATIONS = {

@@ -6,10 +6,10 @@ import pytest
 from tests.xbm_app.data.shard_files import picture
 from tests.xbm_app.data.test_tar_shards import labels_of, pixels_of
 from xbm.errors import InputError
-from xbm_app.data.encoded import EncodedSet
 from xbm_app.data.hub_datasets import read_hub
-from xbm_app.data.image_tables import Columns
+from xbm_app.data.images import EncodedSet
 from xbm_app.data.own_data import read_own, whole_path
+from xbm_app.data.own_images import Columns
 
 datasets = pytest.importorskip("datasets")
 

@@ -9,8 +9,7 @@ from tests.tiny import draw_photos, tiny_config
 from xbm.errors import InputError
 from xbm_app.data.images import Dataset, ImageSet, Protocol, parts
 from xbm_app.data.own_images import read_folder
-from xbm_app.data.store import describe, folder_of, read_stored
-from xbm_app.data.store_writer import prepare, write_outline
+from xbm_app.data.store import describe, folder_of, prepare, read_stored, write_outline
 from xbm_app.train.dataset import read_run
 from xbm_app.train.loop import train
 

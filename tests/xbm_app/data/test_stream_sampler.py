@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from xbm.errors import InputError
-from xbm_app.data.stream_sampler import StreamSampler
+from xbm_app.data.samplers import StreamSampler
 
 P, K = 4, 3
 

@@ -11,10 +11,9 @@ from tests.xbm_app.data.shard_files import picture, write_shard, write_tar
 from xbm.errors import InputError
 from xbm_app.data import tar_shards
 from xbm_app.data.decoding import decode, quick
-from xbm_app.data.encoded import EncodedSet
-from xbm_app.data.image_tables import Columns
-from xbm_app.data.store import open_store
-from xbm_app.data.store_writer import prepare
+from xbm_app.data.images import EncodedSet
+from xbm_app.data.own_images import Columns
+from xbm_app.data.store import open_store, prepare
 from xbm_app.data.tar_shards import read_shards
 from xbm_app.data.transforms import resized
 

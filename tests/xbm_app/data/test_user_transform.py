@@ -12,8 +12,7 @@ from xbm.errors import InputError
 from xbm_app.data.feeds import Batches, DecodeFeed, ResidentFeed
 from xbm_app.data.images import ImageSet
 from xbm_app.data.samplers import ShuffleSampler
-from xbm_app.data.transforms import Augmentation
-from xbm_app.data.user_transform import describe
+from xbm_app.data.transforms import Augmentation, describe
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (7, 11, 11, 3), dtype=np.uint8)
 IMAGES = ImageSet("seven", np.arange(7) // 2, list("abcd"), pixels=PIXELS)

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from xbm_app.models.bn_inception import BLOCKS, BNInception
+from xbm_app.models.inception import BN_BLOCKS, BNInception
 
 # Channels after each block, from the table of the paper that published the network.
 OUTPUTS = {"3a": 256, "3b": 320, "3c": 576, "4a": 576, "4b": 576, "4c": 608, "4d": 608, "4e": 1056, "5a": 1024, "5b": 1024}
@@ -31,7 +31,7 @@ def test_parameters_are_as_many_as_published_less_the_classifier(net: BNInceptio
 def test_each_block_has_the_published_width_and_stride(net: BNInception) -> None:
     x = torch.rand(2, 192, 28, 28)
     side = 28
-    for name in BLOCKS:
+    for name in BN_BLOCKS:
         x = net._block(name, x)
         side = side // 2 if name in ("3c", "4e") else side
         assert x.shape == (2, OUTPUTS[name], side, side)

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from xbm_app.data.transforms import Augmentation, normalisation
 from xbm_app.models.fused import fuse
-from xbm_app.models.googlenet import BLOCKS, GoogLeNet, Inception, local_response_norm
+from xbm_app.models.inception import BLOCKS, GoogLeNet, Inception, local_response_norm
 from xbm_app.models.trunks import build_trunk
 
 # Channels and side after each block for an image of 224 × 224, from the table of the paper that published the network.

@@ -8,7 +8,7 @@ from torch import nn
 
 from tests.worlds import on_ranks
 from xbm.distributed import Ranks
-from xbm_app.models.sync_batch_norm import synchronise
+from xbm_app.models.embedding import synchronise
 
 SIZES = (3, 1, 4)
 

@@ -11,7 +11,7 @@ from xbm.errors import InputError
 from xbm_app.data.feeds import DecodeFeed, ResidentFeed, StoreFeed
 from xbm_app.data.images import Dataset, ImageSet, Protocol
 from xbm_app.data.samplers import PKSampler, ShuffleSampler
-from xbm_app.data.store_writer import prepare
+from xbm_app.data.store import prepare
 from xbm_app.train.config import Config, Data, override
 from xbm_app.train.dataset import (
     AUGMENTATIONS,

@@ -10,8 +10,7 @@ import xbm as package
 from tests.tiny import SETTINGS, draw_photos, set_options, xbm
 from tests.xbm.retrieval.retrieval_plain import similarity
 from xbm.errors import InputError
-from xbm_app.data.image_tables import Columns
-from xbm_app.data.own_images import read_table, write_split
+from xbm_app.data.own_images import Columns, read_table, write_split
 
 VEHICLES, CAMERAS = 9, 3
 COLUMNS = Columns("vehicle_id", "part", "camera")

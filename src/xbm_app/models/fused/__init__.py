@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from xbm_app.models.fused.channels_last import readable
-from xbm_app.models.fused.pad import pad
-from xbm_app.models.googlenet import ALPHA, BETA, NEIGHBORS
+from xbm_app.models.inception import ALPHA, BETA, NEIGHBORS
 
 __all__ = ["fuse"]
 
+WORD = torch.int64
 Model = TypeVar("Model", bound=nn.Module)
 ACTIVATIONS = {nn.Identity: "none", nn.ReLU: "relu", nn.ReLU6: "relu6"}
 IN_PLACE: dict[str, Callable[[Tensor], Tensor]] = {
@@ -113,7 +113,7 @@ def _max_pool(
     )
     known = kernel in (2, 3) and step in (1, 2) and border in (0, 1) and spacing == 1
     if known and readable(x) and min(x.shape[2:]) + 2 * border >= kernel:
-        from xbm_app.models.fused.max_pool import max_pool
+        from xbm_app.models.fused.window_layers import max_pool
 
         return max_pool(x, kernel, step, border, ceil_mode)
     return F.max_pool2d(x, kernel_size, stride, padding, dilation, ceil_mode)
@@ -150,6 +150,61 @@ def in_parallel(branches: Sequence[Callable[[Tensor], Tensor]], x: Tensor) -> li
 @lru_cache
 def _streams(device: torch.device, count: int) -> list[torch.cuda.Stream]:
     return [torch.cuda.Stream(device) for _ in range(count)]
+
+
+# ------------------------------------------------------------------ zero-padding of channels-last maps in words of eight bytes
+# torch copies number by number, and a number has two or four.
+
+
+def pad(x: Tensor, left: int, right: int, top: int, bottom: int) -> Tensor:
+    """F.pad(x, (left, right, top, bottom)) for a map (N, C, H, W)."""
+    if not in_words(x) or min(left, right, top, bottom) < 0:
+        return F.pad(x, (left, right, top, bottom))
+    return _Pad.apply(x, left, right, top, bottom)
+
+
+def in_words(x: Tensor) -> bool:
+    """Whether every pixel of the map consists of whole words."""
+    whole = x.shape[1] * x.element_size() % WORD.itemsize == 0 and x.storage_offset() * x.element_size() % WORD.itemsize == 0
+    return whole and x.is_contiguous(memory_format=torch.channels_last)
+
+
+def as_words(x: Tensor) -> Tensor:
+    """(N, H, words of a row): a view of the same memory."""
+    return x.permute(0, 2, 3, 1).flatten(2).view(WORD)
+
+
+def empty_map(x: Tensor, H: int, W: int) -> Tensor:
+    """An empty channels-last map with the images and channels of `x`."""
+    return torch.empty((*x.shape[:2], H, W), dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
+
+
+class _Pad(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, left: int, right: int, top: int, bottom: int) -> Tensor:
+        _, C, H, W = x.shape
+        ctx.sides = left, right, top, bottom
+        y = empty_map(x, top + H + bottom, left + W + right)
+        pixel = C * x.element_size() // WORD.itemsize
+        words = as_words(y)
+        words[:, :top].zero_()
+        words[:, top + H :].zero_()
+        middle = words[:, top : top + H]
+        middle[..., : left * pixel].zero_()
+        middle[..., (left + W) * pixel :].zero_()
+        middle[..., left * pixel : (left + W) * pixel] = as_words(x)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        left, right, top, bottom = ctx.sides
+        _, C, H, W = dy.shape
+        if torch.is_grad_enabled() or not in_words(dy):  # torch's own operation has a second derivative
+            return F.pad(dy, (-left, -right, -top, -bottom)), None, None, None, None
+        dx = empty_map(dy, H - top - bottom, W - left - right)
+        pixel = C * dy.element_size() // WORD.itemsize
+        as_words(dx).copy_(as_words(dy)[:, top : H - bottom, left * pixel : (W - right) * pixel])
+        return dx, None, None, None, None
 
 
 # ------------------------------------------------------------------ forward methods that replace those of the modules
@@ -206,7 +261,7 @@ def _inception(self: Any, x: Tensor) -> Tensor:
 def _response_norm(self: Any, x: Tensor) -> Tensor:
     if not readable(x):
         return type(self).forward(self, x)
-    from xbm_app.models.fused.response_norm import response_norm
+    from xbm_app.models.fused.window_layers import response_norm
 
     return response_norm(x, ALPHA / NEIGHBORS, BETA)
 
@@ -233,7 +288,7 @@ def _add_shortcut(block: Any, norm: Any, y: Tensor, x: Tensor) -> Tensor:
 BATCH_NORM, BATCH_NORM_ACT = "torch.nn.modules.batchnorm.BatchNorm2d", "timm.layers.norm_act.BatchNormAct2d"
 SEQUENTIAL, MAX_POOL = "torch.nn.modules.container.Sequential", "torch.nn.modules.pooling.MaxPool2d"
 BASIC_BLOCK, BOTTLENECK = (f"torchvision.models.resnet.{name}" for name in ("BasicBlock", "Bottleneck"))
-BN_INCEPTION = "xbm_app.models.bn_inception.BNInception"
+BN_INCEPTION = "xbm_app.models.inception.BNInception"
 FORWARDS: dict[str, Callable] = {
     BATCH_NORM: _batch_norm,
     BATCH_NORM_ACT: _timm_batch_norm_act,
@@ -242,8 +297,8 @@ FORWARDS: dict[str, Callable] = {
     "timm.layers.conv2d_same.Conv2dSame": _conv_same,
     "torchvision.models.googlenet.BasicConv2d": _basic_conv,
     "torchvision.models.googlenet.Inception": _inception,
-    "xbm_app.models.googlenet.Inception": _inception,
-    "xbm_app.models.googlenet.LocalResponseNorm": _response_norm,
+    "xbm_app.models.inception.Inception": _inception,
+    "xbm_app.models.inception.LocalResponseNorm": _response_norm,
     BASIC_BLOCK: _basic_block,
     BOTTLENECK: _bottleneck,
 }

@@ -2,8 +2,7 @@ import shutil
 
 import pytest
 
-from xbm_app.data.benchmarks import read_benchmark
-from xbm_app.data.benchmarks.omniglot import missing
+from xbm_app.data.benchmarks import missing_drawings, read_benchmark
 
 
 def test_background_trains_and_evaluation_tests(miniature):
@@ -32,6 +31,6 @@ def test_the_other_layouts_give_the_same_classes(miniature, halves):
 
 def test_drawings_that_lack_are_named(miniature):
     root = miniature("omniglot")
-    names = missing(read_benchmark("omniglot", root))
+    names = missing_drawings(read_benchmark("omniglot", root))
     assert len(names) == 8 * 17
     assert names[0] == "images_background/Greek/character01/0001_04.png"

@@ -19,8 +19,7 @@ pytest.importorskip("triton", minversion="3.6", reason="the kernels need Triton 
 
 from tests.xbm.engine.triton.sm90 import SHARED, compile_step
 from xbm_app.models.fused.batch_norm import backward, forward
-from xbm_app.models.fused.max_pool import max_pool
-from xbm_app.models.fused.response_norm import response_norm
+from xbm_app.models.fused.window_layers import max_pool, response_norm
 
 pytestmark = pytest.mark.skipif(INTERPRETED, reason="this is the process that starts the interpreter's")
 QUICK = {"efficientnet_lite0", "googlenet_bvlc", "small"}

@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from tests.xbm_app.models.fused.maps import channel_slice, channels_last
-from xbm_app.models.fused.max_pool import max_pool, pooled_size
+from xbm_app.models.fused.window_layers import max_pool, pooled_size
 
 pytestmark = pytest.mark.usefixtures("small_tiles")
 WINDOWS = [(k, s, p, ceil) for k in (2, 3) for s in (1, 2) for p in (0, 1) for ceil in (False, True)]

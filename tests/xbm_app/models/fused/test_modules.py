@@ -8,8 +8,8 @@ from torch import nn
 
 from tests.xbm_app.models.fused.maps import channels_last, close
 from xbm.kernels import Kernel
-from xbm_app.models.bn_inception import BNInception
 from xbm_app.models.fused import fuse
+from xbm_app.models.inception import BNInception
 from xbm_app.models.trunks import SmallNet
 
 pytestmark = pytest.mark.usefixtures("small_tiles")

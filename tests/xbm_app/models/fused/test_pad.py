@@ -8,8 +8,7 @@ from timm.layers import Conv2dSame
 from torch.nn import functional as F
 
 from xbm_app.models import fused as fused_layers
-from xbm_app.models.fused import fuse
-from xbm_app.models.fused.pad import in_words, pad
+from xbm_app.models.fused import fuse, in_words, pad
 
 SIDES = [(0, 1, 0, 1), (1, 2, 1, 2), (3, 0, 0, 2), (0, 0, 0, 0)]
 

@@ -6,8 +6,8 @@ from torch.nn import functional as F
 
 from tests.xbm_app.models.fused.maps import CASES, channel_slice, channels_last, close
 from xbm_app.models.fused import fuse
-from xbm_app.models.fused.response_norm import response_norm
-from xbm_app.models.googlenet import GoogLeNet
+from xbm_app.models.fused.window_layers import response_norm
+from xbm_app.models.inception import GoogLeNet
 
 pytestmark = pytest.mark.usefixtures("small_tiles")
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3}

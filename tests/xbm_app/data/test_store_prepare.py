@@ -12,10 +12,8 @@ from PIL import Image
 
 import xbm_app.data.store as store_module
 from xbm.errors import InputError
-from xbm_app.data import store_writer
 from xbm_app.data.images import ImageSet
-from xbm_app.data.store import Manifest, open_store
-from xbm_app.data.store_writer import estimate, prepare, to_write
+from xbm_app.data.store import Manifest, estimate, open_store, prepare, to_write
 from xbm_app.data.transforms import fit, resized
 
 SIDE = 20
@@ -119,7 +117,7 @@ def test_prepare_goes_on_after_a_crash_and_keeps_finished_shards(images, tmp_pat
             raise RuntimeError("power cut")
         return resized(images, size, mode, index)
 
-    monkeypatch.setattr(store_writer, "resized", broken)
+    monkeypatch.setattr(store_module, "resized", broken)
     with pytest.raises(RuntimeError, match="power cut"):
         prepare(images, out, SIDE, workers=2, quiet=True)
     with pytest.raises(InputError, match=r"shard-00001\.bin is missing or cut short: run `xbm prepare` again"):
@@ -129,7 +127,7 @@ def test_prepare_goes_on_after_a_crash_and_keeps_finished_shards(images, tmp_pat
     before = (out / "shard-00000.bin").stat().st_mtime_ns
 
     asked = []
-    monkeypatch.setattr(store_writer, "resized", lambda *args: asked.append(args[3]) or resized(*args))
+    monkeypatch.setattr(store_module, "resized", lambda *args: asked.append(args[3]) or resized(*args))
     assert to_write(images, out, SIDE) == 4 * 3 * SIDE**2
     prepare(images, out, SIDE, quiet=True)
     assert sorted(asked) == [3, 4, 5, 6]
@@ -151,17 +149,17 @@ def test_prepare_survives_kill_9(images, tmp_path, monkeypatch):
     code = """
 import sys, time, numpy as np
 from pathlib import Path
-from xbm_app.data import store, store_writer
+from xbm_app.data import store
 from xbm_app.data.images import ImageSet
 store.SHARD_BYTES = 2 * 3 * 20**2
-real = store_writer.resized
+real = store.resized
 def slow(*args):
     time.sleep(0.2)
     return real(*args)
-store_writer.resized = slow
+store.resized = slow
 paths = sys.argv[3:]
 images = ImageSet("seven", np.array([4, 4, 0, 1, 1, 2, 3]), list("abcde"), Path(sys.argv[1]), paths)
-store_writer.prepare(images, Path(sys.argv[2]), 20, workers=1, quiet=True)
+store.prepare(images, Path(sys.argv[2]), 20, workers=1, quiet=True)
 """
     out = tmp_path / "store"
     run = subprocess.Popen([sys.executable, "-c", code, str(images.root), str(out), *images.paths])
@@ -278,21 +276,21 @@ def test_the_estimate_is_exact_for_squares_and_close_for_the_rest(images, tmp_pa
 
 
 def test_too_little_disk_is_told_before_anything_is_written(images, tmp_path, monkeypatch):
-    monkeypatch.setattr(store_writer.shutil, "disk_usage", lambda path: SimpleNamespace(free=8000))
+    monkeypatch.setattr(store_module.shutil, "disk_usage", lambda path: SimpleNamespace(free=8000))
     with pytest.raises(InputError, match=r"needs about .* GB and its disk has .* GB free: make room"):
         prepare(images, tmp_path / "store", SIDE, quiet=True)
     assert not (tmp_path / "store").exists()
 
 
 def test_a_disk_that_fills_up_is_a_sentence_and_finished_shards_stay(images, tmp_path, monkeypatch):
-    write = store_writer._write
+    write = store_module._write
 
     def full(path, parts):
         if path.name == "shard-00001.bin":
             raise OSError(errno.ENOSPC, "No space left on device")
         write(path, parts)
 
-    monkeypatch.setattr(store_writer, "_write", full)
+    monkeypatch.setattr(store_module, "_write", full)
     with pytest.raises(InputError, match="is full: make room and run it again, finished shards are kept"):
         prepare(images, tmp_path / "store", SIDE, quiet=True)
     assert (tmp_path / "store" / "shard-00000.bin").exists()
