@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from xbm.distributed import GlobalLoss, Ranks, ReplicatedMemory, ShardedMemory
-from xbm.distributed.process_group import leave
+from xbm.distributed.ranks import leave
 from xbm.losses import LOSSES
 from xbm.memory import CrossBatchMemory
 

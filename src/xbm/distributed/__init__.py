@@ -2,7 +2,6 @@
 
 from xbm.distributed.distributed_memory import ReplicatedMemory, ShardedMemory
 from xbm.distributed.global_loss import GlobalLoss
-from xbm.distributed.process_group import together
-from xbm.distributed.ranks import Gathered, Ranks, gather, the_ranks
+from xbm.distributed.ranks import Gathered, Ranks, gather, the_ranks, together
 
 __all__ = ["Gathered", "GlobalLoss", "Ranks", "ReplicatedMemory", "ShardedMemory", "gather", "the_ranks", "together"]

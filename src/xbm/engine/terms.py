@@ -143,7 +143,7 @@ class Loss(Protocol):
     """What an engine needs to know about a loss; `xbm.losses.PairLoss` documents each part."""
 
     ranks_positives: ClassVar[bool]
-    handle: int  # see `graph_node.new_handle`
+    handle: int  # see `xbm.engine.new_handle`
 
     def dense(self, S: Tensor, positive: Tensor, negative: Tensor) -> Tensor: ...
     def floor(self, p: Side) -> Tensor | float: ...

@@ -6,7 +6,7 @@ saves rank 0's object only, so with several processes every other memory would c
 
 from typing import Any
 
-from xbm.integrations.states import Stateful, States
+from xbm.integrations import Stateful, States
 
 __all__ = ["register"]
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from xbm.errors import InputError
-from xbm.integrations.states import Stateful, States
+from xbm.integrations import Stateful, States
 
 try:
     from transformers import TrainerCallback

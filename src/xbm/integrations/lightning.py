@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from xbm.errors import InputError
-from xbm.integrations.states import Stateful, States
+from xbm.integrations import Stateful, States
 
 try:
     from lightning.pytorch import Callback

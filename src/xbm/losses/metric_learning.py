@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from xbm.checks import check_memory
 from xbm.engine.pairing import Pairing, check_references, pair
 from xbm.errors import InputError
-from xbm.losses.missing_positives import MissingPositives
+from xbm.losses.pair import MissingPositives
 from xbm.memory import CrossBatchMemory
 
 # How a loss of pytorch-metric-learning compares, by class; a subclass compares like its base. Any other loss takes a list of

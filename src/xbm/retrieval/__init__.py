@@ -4,8 +4,7 @@ Every function accepts torch tensors or numpy arrays of any float type, on any d
 float32 on the device of the embeddings. Of two gallery items with equal similarity the one with the lower index comes first.
 """
 
-from xbm.retrieval.metrics import cumulative, evaluate
-from xbm.retrieval.neighbours import nearest
-from xbm.retrieval.protocols import evaluate_one_per_class, own_group_ids, score
+from xbm.retrieval.metrics import cumulative, evaluate, evaluate_one_per_class, own_group_ids, score
+from xbm.retrieval.ranking import nearest
 
 __all__ = ["cumulative", "evaluate", "evaluate_one_per_class", "nearest", "own_group_ids", "score"]

@@ -9,7 +9,7 @@ from tests.known import NAMES
 from tests.xbm.engine.pairs import pairing
 from xbm import ContrastiveLoss
 from xbm.engine.dense import reference, statistics, weights, whole
-from xbm.engine.sums import Sums
+from xbm.engine.streaming import Sums
 from xbm.losses import LOSSES
 
 

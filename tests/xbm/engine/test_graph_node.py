@@ -10,7 +10,7 @@ from tests.known import NAMES
 from tests.xbm.engine.pairs import pairing
 from xbm import ContrastiveLoss, InputError
 from xbm.checks import all_named, same_rows, sound_rows
-from xbm.engine.graph_node import one_pass
+from xbm.engine import one_pass
 from xbm.losses import LOSSES
 from xbm.memory import newest_copies
 

@@ -6,7 +6,7 @@ from tests.worlds import on_ranks
 from tests.xbm.integrations import small
 from xbm import CrossBatchMemory, InputError
 from xbm.distributed import Ranks, ReplicatedMemory, ShardedMemory
-from xbm.integrations.states import States
+from xbm.integrations import States
 
 
 class Counter:

@@ -137,14 +137,14 @@ def test_a_saved_loss_works_in_another_process_where_handles_differ():
 
 
 def test_losses_that_nobody_holds_are_forgotten():
-    from xbm.engine import graph_node
+    from xbm import engine
 
     gc.collect()
-    before = len(graph_node._losses)
+    before = len(engine._losses)
     for _ in range(50):
         ContrastiveLoss()
     gc.collect()
-    assert len(graph_node._losses) <= before
+    assert len(engine._losses) <= before
 
 
 # ------------------------------------------------------------------ hyper-parameters

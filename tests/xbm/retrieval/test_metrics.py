@@ -11,7 +11,7 @@ from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 
 import tests.xbm.retrieval.retrieval_plain as plain
 from xbm.errors import InputError
-from xbm.retrieval import cumulative, evaluate, exact_ranks, similarity
+from xbm.retrieval import cumulative, evaluate, ranking, similarity
 
 
 def tied_rows(count, dim, rng):
@@ -49,9 +49,9 @@ def quietly(*args, **kwargs):
         return evaluate(*args, **kwargs)
 
 
-@pytest.fixture(params=[exact_ranks.SORT_ABOVE, 3, 0], ids=["counting", "both", "sorting"])
+@pytest.fixture(params=[ranking.SORT_ABOVE, 3, 0], ids=["counting", "both", "sorting"])
 def way(request, monkeypatch):
-    monkeypatch.setattr(exact_ranks, "SORT_ABOVE", request.param)
+    monkeypatch.setattr(ranking, "SORT_ABOVE", request.param)
 
 
 @pytest.fixture(params=[similarity.WORK_BYTES, 20_000], ids=["one block", "many blocks"])

@@ -11,8 +11,8 @@ from tests.worlds import on_ranks
 from tests.xbm.retrieval.retrieval_plain import Protocol
 from xbm.distributed import Ranks
 from xbm.errors import InputError
-from xbm.retrieval import cumulative, evaluate, evaluate_one_per_class, exact_ranks, nearest, score, similarity
-from xbm.retrieval.inputs import read_sets, read_shard
+from xbm.retrieval import cumulative, evaluate, evaluate_one_per_class, nearest, ranking, score, similarity
+from xbm.retrieval.similarity import read_sets, read_shard
 
 
 class Case(NamedTuple):
@@ -21,7 +21,7 @@ class Case(NamedTuple):
     gallery: tuple[int, ...] | None = None
     ids: int = 0  # how many different ones; 0: none are given
     classes: int = 7
-    sort_above: int = exact_ranks.SORT_ABOVE
+    sort_above: int = ranking.SORT_ABOVE
     work: int = similarity.WORK_BYTES
 
 
@@ -69,7 +69,7 @@ def own(rows: Tensor, sizes: tuple[int, ...], rank: int) -> Tensor:
 
 
 def results(case: Case, world: Ranks | None) -> dict[str, Any]:
-    exact_ranks.SORT_ABOVE, similarity.WORK_BYTES = case.sort_above, case.work
+    ranking.SORT_ABOVE, similarity.WORK_BYTES = case.sort_above, case.work
     whole = arguments(case)
     local = dict(whole)
     if world is not None:
@@ -86,7 +86,7 @@ def results(case: Case, world: Ranks | None) -> dict[str, Any]:
     ids = whole.get("ids", torch.arange(len(whole["labels"])) if case.gallery is None else None)
     searched = local.get("gallery", local["embeddings"])
     outcome["nearest"] = nearest(local["embeddings"], searched, 70, ids, whole.get("gallery_ids", ids), world)
-    exact_ranks.SORT_ABOVE, similarity.WORK_BYTES = Case._field_defaults["sort_above"], Case._field_defaults["work"]
+    ranking.SORT_ABOVE, similarity.WORK_BYTES = Case._field_defaults["sort_above"], Case._field_defaults["work"]
     return outcome
 
 

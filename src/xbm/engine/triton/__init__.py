@@ -26,11 +26,10 @@ from xbm.engine.pairing import Pairing
 from xbm.engine.terms import Result
 from xbm.engine.triton import plan
 from xbm.engine.triton.bank_pass import compare_with_bank
-from xbm.engine.triton.finish import finish_step
+from xbm.engine.triton.finish import clean_anchors, finish_step, gradient_of_rows
 from xbm.engine.triton.memory_kernels import assign, descend, enqueue, newest_copies
 from xbm.engine.triton.plan import KINDS, MAX_ANCHORS, MAX_COLUMNS, Case, capacity, loss_constants
 from xbm.engine.triton.positives import Positives, list_positives, overflow_triplets
-from xbm.engine.triton.row_gradient import clean_anchors, gradient_of_rows
 from xbm.kernels import on_device_of
 
 from xbm.engine.triton.primitives import (  # isort: skip

@@ -1,9 +1,9 @@
-"""What the last kernel decides: which anchors are sound, and what unsound ones add."""
+"""What the last kernels decide: which anchors are sound, what unsound ones add, and the gradient in the rows."""
 
 import pytest
 import torch
 
-from tests.xbm.engine.triton.interpreted import EVERY, LOSSES, memory_with, oracle
+from tests.xbm.engine.triton.interpreted import EVERY, LOSSES, check, memory_with, oracle
 from xbm import ContrastiveLoss, InputError
 from xbm.engine import triton as kernels
 from xbm.engine.pairing import Pairing
@@ -40,3 +40,9 @@ def test_a_caller_may_rule_anchors_out():
     p = Pairing(memory.rows, memory.row_labels, memory.stamps, labels, sound, ids, memory.row_ids)
     result = kernels.compare(ContrastiveLoss(), anchors, p, True, False, True)
     assert result.statistics[1][1] == 0 and result.unsound == 1
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_the_gradient_of_the_rows(name):
+    anchors, labels, ids, memory = memory_with(m=9, M=97, D=21, update="backprop")
+    check(LOSSES[name](engine="triton", reduction="mean"), anchors, labels, memory, ids)

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from xbm.errors import InputError
-from xbm.retrieval.protocols import score
+from xbm.retrieval import score
 from xbm_app.cli.datasets import app
 from xbm_app.data import benchmarks
 from xbm_app.data.benchmarks import BENCHMARKS, count, read_benchmark

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from xbm.engine.dense import pair_weights
-from xbm.engine.sums import Sums
+from xbm.engine.streaming import Sums
 from xbm.engine.terms import Terms
 
 m, M, D = 5, 41, 7

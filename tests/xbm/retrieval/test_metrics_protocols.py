@@ -5,7 +5,7 @@ import torch
 from tests.xbm.retrieval.retrieval_plain import Labels, Protocol
 from xbm.errors import InputError
 from xbm.retrieval import evaluate, evaluate_one_per_class, score
-from xbm.retrieval.protocols import _one_per_class
+from xbm.retrieval.metrics import _one_per_class
 
 
 def images(labels):

@@ -6,7 +6,7 @@ import torch
 
 import tests.xbm.retrieval.retrieval_plain as plain
 from xbm.retrieval import nearest, similarity
-from xbm.retrieval.neighbours import LOW, key_similarities, sort_keys
+from xbm.retrieval.ranking import LOW, key_similarities, sort_keys
 
 
 @pytest.mark.parametrize("work", [similarity.WORK_BYTES, 20_000])

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from xbm.distributed import process_group, together
-from xbm.distributed.process_group import BEAT, REASON, Heartbeat
+from xbm.distributed import ranks, together
+from xbm.distributed.ranks import BEAT, REASON, Heartbeat
 from xbm.errors import InputError, TerminatedError
 
 
@@ -34,9 +34,9 @@ class Table(dict):
 def ends(monkeypatch) -> list[int]:
     """All faster, and silence still far longer than a busy machine keeps a thread waiting; ends are only written down."""
     for name, seconds in (("PERIOD", 0.02), ("SILENCE", 1.5), ("GRACE", 0.05)):
-        monkeypatch.setattr(process_group, name, seconds)
+        monkeypatch.setattr(ranks, name, seconds)
     codes: list[int] = []
-    monkeypatch.setattr(process_group.os, "_exit", codes.append)
+    monkeypatch.setattr(ranks.os, "_exit", codes.append)
     return codes
 
 
@@ -64,7 +64,7 @@ class Terminal:
 
 def test_a_silent_rank_ends_the_others_with_one_line_each(ends, monkeypatch):
     store, terminal = Table(), Terminal()
-    monkeypatch.setattr(process_group.sys, "stderr", terminal)
+    monkeypatch.setattr(ranks.sys, "stderr", terminal)
     with Heartbeat(store, 0, 3), Heartbeat(store, 2, 3):  # rank 1 froze before its first beat
         until(lambda: len(ends) == 2)
     assert ends == [2, 2] and len(terminal.writes) == 2
@@ -82,7 +82,7 @@ def test_the_error_of_a_rank_reaches_the_others(ends, capfd):
 
 
 def test_a_rank_that_fails_by_itself_reports_its_own_error(ends, capfd, monkeypatch):
-    monkeypatch.setattr(process_group, "GRACE", 30.0)
+    monkeypatch.setattr(ranks, "GRACE", 30.0)
     store = Table()
     store.set(REASON, "rank 1: gone")
     with suppress(KeyError), Heartbeat(store, 0, 2):
@@ -103,15 +103,15 @@ def test_a_store_that_is_gone_is_an_end_too(ends, capfd):
 def test_one_process_joins_nothing(monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     before = signal.getsignal(signal.SIGTERM)
-    with together() as ranks:
-        assert ranks.world == 1 and not dist.is_initialized() and signal.getsignal(signal.SIGTERM) is before
+    with together() as one:
+        assert one.world == 1 and not dist.is_initialized() and signal.getsignal(signal.SIGTERM) is before
 
 
 def test_sigterm_raises_once():
     before = signal.getsignal(signal.SIGTERM)
     try:
         with pytest.raises(TerminatedError):
-            process_group._on_sigterm(signal.SIGTERM, None)
+            ranks._on_sigterm(signal.SIGTERM, None)
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGTERM, before)
