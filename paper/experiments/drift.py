@@ -25,7 +25,7 @@ from xbm_app.report.printed_figures import drift_panel, drift_table
 from xbm_app.report.statistics import percent
 from xbm_app.train.config import Config
 from xbm_app.train.dataset import augmentation_of, begin_run, feed_of, read_run, sampler_of
-from xbm_app.train.feature_drift import Drift
+from xbm_app.train.metrics import Drift
 from xbm_app.train.state import RunState, pick_device
 
 CROSS_ENTROPY = "cross_entropy"  # loss.name of a run that trains a classifier

@@ -55,7 +55,7 @@ def drift(
     """Show how far embeddings move during training: the feature drift D(x, t; Δt) for Δt = 10, 100 and 1000.
 
     Prints a table and draws a figure. Each run measures its drift on 32 fixed training images, in eval mode, whenever it logs
-    its metrics. To measure it in your own training loop, use `xbm_app.train.feature_drift.Drift`.
+    its metrics. To measure it in your own training loop, use `xbm_app.train.metrics.Drift`.
 
     Example: `xbm drift runs/2026-01-31_120000_cars`
     """

@@ -14,7 +14,7 @@ from xbm_app.export.formats import Portable, record, run_onnx, run_program, wind
 from xbm_app.files import write_bytes
 from xbm_app.train.dataset import read_run
 from xbm_app.train.load import Embedder, load
-from xbm_app.train.model_card import write_card
+from xbm_app.train.pretrained import write_card
 
 IMAGES = 100  # on which an exported model is compared with the run
 TOLERANCE = 1e-4
