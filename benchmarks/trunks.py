@@ -21,7 +21,7 @@ from torch import Tensor
 from benchmarks.frozen_trunk import section
 from benchmarks.gpu_page import table
 from xbm_app.data.images import image_files
-from xbm_app.export.exporter import TOLERANCE, export_run
+from xbm_app.export import TOLERANCE, export_run
 from xbm_app.files import read_checkpoint
 from xbm_app.models import build_model
 from xbm_app.models.embedding import layers_of

@@ -18,7 +18,7 @@ from paper.record import Records
 from paper.statistics import Gain, between, equivalence_p, paired_gain, points
 from paper.study import Spread, Study
 from xbm_app.files import replacing
-from xbm_app.report.statistics import percent
+from xbm_app.report.writing import percent
 
 HOLDS, IN_PART, FAILS = "holds", "holds in part", "does not hold"
 NOT_YET, ONE_SEED, UNTESTABLE = f"{NOT_RUN} yet", "not tested yet", "not testable here"

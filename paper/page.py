@@ -17,7 +17,7 @@ from xbm_app.data.benchmarks import BENCHMARKS
 from xbm_app.data.images import Dataset
 from xbm_app.files import replacing
 from xbm_app.report import printed_figures
-from xbm_app.report.statistics import MISSING, listed, percent
+from xbm_app.report.writing import MISSING, listed, percent
 
 TEMPLATES = Path(__file__).parent / "pages"
 NO_DATA = "not run: data not available"

@@ -18,7 +18,7 @@ from paper.record import Records
 from paper.statistics import Gain, between, points
 from paper.study import Spread, Study, paired
 from xbm_app.files import replacing
-from xbm_app.report.statistics import listed, percent
+from xbm_app.report.writing import listed, percent
 
 README = Path(__file__).parents[1] / "README.md"
 BEGIN, END = "<!-- evidence: written by `python -m paper report` -->", "<!-- end of evidence -->"

@@ -13,7 +13,8 @@ from typing import TypeVar
 import numpy as np
 
 from xbm.errors import InputError
-from xbm_app.report.statistics import mean_and_error, seeds, t_quantile
+from xbm_app.report.groups import mean_and_error, t_quantile
+from xbm_app.report.writing import seeds
 
 Name = TypeVar("Name", bound=Hashable)  # of a hypothesis
 

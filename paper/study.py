@@ -8,7 +8,7 @@ from typing import Any
 from paper.experiment import CHOOSING_SEED, EXTENSIONS, HOLDOUT, Arm, Experiment, Setting, config_of, grid, next_rate
 from paper.record import Record, Records, identity
 from paper.statistics import Gain, paired_gain, welch_gain
-from xbm_app.report.statistics import summarize
+from xbm_app.report.groups import summarize
 from xbm_app.train.config import Config, flat, override
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from benchmarks import trunks
-from xbm_app.export.exporter import TOLERANCE
+from xbm_app.export import TOLERANCE
 
 
 def test_the_page_is_written_from_the_results():

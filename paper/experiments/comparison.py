@@ -17,7 +17,7 @@ from paper.page import Block, Claim, Table, printed
 from paper.published import Row
 from paper.statistics import between, p_value, paired_gain, points
 from paper.study import Study
-from xbm_app.report.statistics import MISSING, listed, percent
+from xbm_app.report.writing import MISSING, listed, percent
 from xbm_app.train.presets import FULL_QUEUE
 
 COMPARED: dict[str, tuple[tuple[str, str, Row], ...]] = {

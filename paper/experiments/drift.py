@@ -22,10 +22,10 @@ from xbm_app.data.feeds import Batches
 from xbm_app.files import read_checkpoint, write_checkpoint
 from xbm_app.models import EmbeddingModel, build_model
 from xbm_app.report.printed_figures import drift_panel, drift_table
-from xbm_app.report.statistics import percent
+from xbm_app.report.writing import percent
 from xbm_app.train.config import Config
 from xbm_app.train.dataset import augmentation_of, begin_run, feed_of, read_run, sampler_of
-from xbm_app.train.feature_drift import Drift
+from xbm_app.train.metrics import Drift
 from xbm_app.train.state import RunState, pick_device
 
 CROSS_ENTROPY = "cross_entropy"  # loss.name of a run that trains a classifier

@@ -11,7 +11,7 @@ from paper.published import KS, Row
 from paper.record import identity
 from paper.statistics import in_words
 from paper.study import Choice, Spread, Study, paired
-from xbm_app.report.statistics import MISSING, listed, percent, seeds
+from xbm_app.report.writing import MISSING, listed, percent, seeds
 
 Columns = list[tuple[str, int, str | None]]  # heading, K, protocol
 

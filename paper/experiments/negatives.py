@@ -15,7 +15,7 @@ from paper.experiment import Arm, Experiment, Setting, contrastive, loss_arms, q
 from paper.page import Block, Claim, Figure, Pictures, Table, Tile
 from paper.study import Study
 from xbm.losses import LOSSES, PairLoss
-from xbm_app.report.statistics import MISSING, percent
+from xbm_app.report.writing import MISSING, percent
 from xbm_app.train.state import RunState
 
 ROWS = 6  # of a contact sheet

@@ -19,7 +19,7 @@ from paper.record import digits
 from paper.statistics import Gain, in_words
 from paper.study import Spread, Study, paired
 from xbm_app.progress import Console
-from xbm_app.report.statistics import percent
+from xbm_app.report.writing import percent
 from xbm_app.train.config import Config, flat, override
 from xbm_app.train.dataset import read_run
 from xbm_app.train.label_errors import ignore_label_errors

@@ -15,7 +15,7 @@ from paper.page import Block, Claim, Figure, Table, plus_minus
 from paper.record import Record, digits
 from paper.study import Study
 from xbm.losses import LOSSES, ContrastiveLoss, PairLoss
-from xbm_app.report.statistics import MISSING
+from xbm_app.report.writing import MISSING
 from xbm_app.train.config import override
 from xbm_app.train.dataset import read_run
 from xbm_app.train.losses import pair_loss

@@ -23,7 +23,7 @@ from paper.record import unpacked
 from paper.statistics import Gain, between, class_bootstrap, holm, in_words, p_value, paired_gain, points
 from paper.study import Spread, Study
 from xbm_app.data.benchmarks import BENCHMARKS
-from xbm_app.report.statistics import MISSING, listed, percent
+from xbm_app.report.writing import MISSING, listed, percent
 
 NOT_YET = "not run yet"
 TRUNK = "googlenet_bvlc"  # of the confirmatory tests: the network that the paper cites

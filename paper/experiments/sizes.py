@@ -15,7 +15,7 @@ from paper.page import Block, Claim, Figure, Table, plus_minus
 from paper.record import digits
 from paper.statistics import Gain, in_words
 from paper.study import Spread, Study
-from xbm_app.report.statistics import MISSING
+from xbm_app.report.writing import MISSING
 from xbm_app.train.config import Config, override
 
 SIZES = (16, 32, 64, 128, 256)

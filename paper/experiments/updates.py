@@ -13,7 +13,7 @@ from paper.page import Block, Claim, Table, plus_minus, printed
 from paper.record import APART
 from paper.statistics import Gain, between, equivalence_p, in_words, p_value, paired_gain, points
 from paper.study import Spread, Study, paired
-from xbm_app.report.statistics import MISSING, listed
+from xbm_app.report.writing import MISSING, listed
 from xbm_app.train.config import flat
 from xbm_app.train.presets import FULL_QUEUE, RECIPES, preset
 

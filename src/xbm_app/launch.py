@@ -17,12 +17,12 @@ from xbm_app.train import config as configs
 from xbm_app.train import loop, trials
 from xbm_app.train.config import Config
 from xbm_app.train.dataset import is_stream, read_data, typical_side
-from xbm_app.train.hooks import Hooks, OnEvaluate, OnLog
 from xbm_app.train.load import Embedder, load
 from xbm_app.train.losses import is_theirs, takes_memory
 from xbm_app.train.metrics import metric_title
 from xbm_app.train.presets import FROM_SCRATCH, FROZEN, SMALL_CROP, few_classes_settings, recipe_of, small_image_settings
 from xbm_app.train.presets import preset as preset_of
+from xbm_app.train.state import Hooks, OnEvaluate, OnLog
 
 LOGGED = 20  # rows of metrics that a short run has at least
 

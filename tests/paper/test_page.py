@@ -34,7 +34,7 @@ from paper.study import Spread
 from tests.paper.made_up import CARS, carry_out, invented
 from xbm_app.data.images import Dataset, ImageSet, Protocol
 from xbm_app.report import printed_figures
-from xbm_app.report.statistics import listed, percent, seeds
+from xbm_app.report.writing import listed, percent, seeds
 
 ROOT = Path(__file__).parents[2]
 GLYPHS = setting_of("glyphs")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from xbm_app.cli import datasets, demo, evaluate, export, report, search, train
+from xbm_app.cli import datasets, demo, runs, search, train
 
 app = typer.Typer(
     name="xbm",
@@ -34,15 +34,15 @@ def options(
 
 app.command(short_help="train on built-in data with and without memory, and compare")(demo.demo)
 app.command(short_help="train a model")(train.train)
-app.command(short_help="compute Recall@K, MAP@R and R-precision")(evaluate.evaluate)
-app.command(short_help="embed images with a trained model")(export.embed)
+app.command(short_help="compute Recall@K, MAP@R and R-precision")(runs.evaluate)
+app.command(short_help="embed images with a trained model")(runs.embed)
 app.command(short_help="embed images and store them in an index")(search.index)
 app.command(short_help="find the most similar images in an index")(search.search)
 app.command(short_help="serve a web page for searching")(search.serve)
-app.command(short_help="export a trained model as ONNX and torch.export")(export.export)
-app.command(short_help="write a page about a run: curves, drift, retrieved images")(report.report)
-app.command(short_help="compare runs in a table and on a page")(report.compare)
-app.command(short_help="show how far embeddings move during training")(report.drift)
+app.command(short_help="export a trained model as ONNX and torch.export")(runs.export)
+app.command(short_help="write a page about a run: curves, drift, retrieved images")(runs.report)
+app.command(short_help="compare runs in a table and on a page")(runs.compare)
+app.command(short_help="show how far embeddings move during training")(runs.drift)
 app.command(short_help="list the presets, or print one as YAML")(train.presets)
 app.command(short_help="decode and resize all images once, into a store")(datasets.prepare)
 app.add_typer(datasets.app, name="datasets", short_help="list the benchmarks, and check a copy of one")

@@ -212,7 +212,7 @@ def _run(arm: Arm, seed: int, out: str, iterations: int) -> dict[str, Any]:
 
 def summary(runs: list[dict[str, Any]], key: str = "recall@1") -> list[dict[str, Any]]:
     """One row per arm: mean and standard error over the seeds, and for arms with memory the paired gain over the baseline."""
-    from xbm_app.report.statistics import mean_and_error
+    from xbm_app.report.groups import mean_and_error
 
     rows = []
     by_arm: dict[str, dict[int, float]] = {}

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from xbm_app.report.groups import Group
-from xbm_app.report.markup import Html, join, tag
-from xbm_app.report.statistics import percent, plus_minus
+from xbm_app.report.writing import Html, join, percent, plus_minus, tag
 
 WIDTH, HEIGHT = 480, 290
 LEFT, RIGHT, TOP, BOTTOM = 54, 456, 34, 240  # the plotting area of a line chart

@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from xbm_app.report.charts import Axes, Line, Scale, counts, dot_panel, linear, panel, ranks
-from xbm_app.report.groups import Group, together
-from xbm_app.report.markup import Html, tag
-from xbm_app.report.statistics import Curve, count, distance, listed, loss_name, over_seeds, times
+from xbm_app.report.groups import Curve, Group, over_seeds, together
+from xbm_app.report.writing import Html, count, distance, listed, loss_name, tag, times
 
 BAND = "Lines are means over seeds; bands span the lowest to the highest seed."
 

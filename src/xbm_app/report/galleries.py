@@ -14,8 +14,7 @@ from PIL import Image
 
 from xbm.errors import InputError
 from xbm_app.report.groups import Comparison, Doubtful, Group, Match, Mined, Picture, Query, RunView
-from xbm_app.report.markup import Html, join, tag
-from xbm_app.report.statistics import loss_name
+from xbm_app.report.writing import Html, join, loss_name, tag
 
 T = TypeVar("T")
 

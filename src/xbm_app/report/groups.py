@@ -1,18 +1,18 @@
 """What a report shows: runs as plain data, seeds of one setting as a group, groups with and without memory compared.
 
-Nothing here depends on training, so a page can be made from any runs.
+Nothing here depends on training, so a page can be made from any runs. The mean and its standard error are computed here for
+the report, the demo and the paper.
 """
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Union
 
 import numpy as np
 
 from xbm.errors import InputError, unknown
-from xbm_app.report.statistics import Stat, summarize
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -21,6 +21,105 @@ Picture = Union["Image.Image", np.ndarray]  # a PIL image, or (H, W) or (H, W, 3
 
 SERIES = ("loss", "valid_negatives_batch", "valid_negatives_memory", "drift_10", "drift_100", "drift_1000")
 SEVERITIES = ("info", "warning", "error")
+BINS = 150  # about one point for every three pixels of a chart
+
+# ------------------------------------------------------------------ statistics over seeds
+
+
+@dataclass(frozen=True)
+class Stat:
+    """A mean over seeds with its standard error, which is NaN for a single seed."""
+
+    mean: float
+    error: float
+    count: int
+
+    @property
+    def half_width(self) -> float:
+        """Half of its 95 % interval by Student's t, which for three seeds is 4.3 standard errors; NaN for a single seed."""
+        return math.nan if math.isnan(self.error) else t_quantile(0.975, self.count - 1) * self.error
+
+
+@cache
+def t_quantile(probability: float, freedom: float) -> float:
+    """Quantile of Student's t distribution.
+
+    Example:
+        >>> round(t_quantile(0.975, 2), 2), round(t_quantile(0.975, 4), 2)
+        (4.3, 2.78)
+    """
+    from scipy.special import ndtri, stdtrit
+
+    return float(ndtri(probability) if math.isinf(freedom) else stdtrit(freedom, probability))
+
+
+def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
+    """The mean of at least one value, and its standard error (NaN for a single value).
+
+    Example:
+        >>> mean_and_error([1.0, 2.0, 3.0])
+        (2.0, 0.577...)
+    """
+    n = len(values)
+    mean = sum(values) / n
+    if n < 2:
+        return mean, math.nan
+    return mean, (sum((v - mean) ** 2 for v in values) / (n - 1) / n) ** 0.5
+
+
+def summarize(values: Iterable[float]) -> Stat:
+    """Mean and standard error of the finite values; NaN if there are none.
+
+    Example:
+        >>> summarize([1.0, float("nan"), 2.0, 3.0])
+        Stat(mean=2.0, error=0.577..., count=3)
+    """
+    finite = [float(v) for v in values if math.isfinite(v)]
+    return Stat(*mean_and_error(finite), len(finite)) if finite else Stat(math.nan, math.nan, 0)
+
+
+# ------------------------------------------------------------------ series of several seeds as one curve
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """A series averaged over seeds.
+
+    Attributes:
+        x: (B,) mean step of each bin.
+        mean: (B,) mean over the seeds with a value in the bin, NaN if there is none.
+        low: (B,) lowest seed.
+        high: (B,) highest seed.
+    """
+
+    x: np.ndarray
+    mean: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+
+def over_seeds(series: Iterable[tuple[np.ndarray, np.ndarray]], bins: int = BINS) -> Curve | None:
+    """Averages the (steps, values) of each seed in bins of steps; returns None if no value is finite."""
+    pairs = [(np.asarray(s, dtype=float), np.asarray(v, dtype=float)) for s, v in series if len(v)]
+    pairs = [(s, v) for s, v in pairs if np.isfinite(v).any()]
+    if not pairs:
+        return None
+    steps = np.unique(np.concatenate([s for s, _ in pairs]))
+    edges = steps[:: -(-len(steps) // bins)]  # equally many steps per bin, otherwise adjacent bins differ in noise
+    table = np.ma.masked_invalid([_bin_means(s, v, edges) for s, v in pairs])  # (seeds, bins)
+    mean, low, high = (over.filled(np.nan) for over in (table.mean(axis=0), table.min(axis=0), table.max(axis=0)))
+    return Curve(_bin_means(steps, steps, edges), mean, low, high)
+
+
+def _bin_means(step: np.ndarray, values: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    finite = np.isfinite(values)
+    place = np.searchsorted(edges, step[finite], side="right") - 1
+    total = np.bincount(place, weights=values[finite], minlength=len(edges))
+    count = np.bincount(place, minlength=len(edges))
+    return np.where(count > 0, total / np.maximum(count, 1), np.nan)
+
+
+# ------------------------------------------------------------------ runs, groups and comparisons
 
 
 def _empty() -> np.ndarray:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from xbm_app.report.run_folders import Curves
-from xbm_app.report.statistics import MISSING
+from xbm_app.report.writing import MISSING
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -13,7 +13,7 @@ from xbm_app.data.images import REID, Dataset, ImageSet
 from xbm_app.files import read_arrays, read_json, reading
 from xbm_app.report.groups import SERIES, Doubtful, Match, Mined, Query, RunView, Trace
 from xbm_app.report.page import write_report
-from xbm_app.report.statistics import listed
+from xbm_app.report.writing import listed
 from xbm_app.train import config as configs
 from xbm_app.train.dataset import read_run
 from xbm_app.train.losses import is_theirs

@@ -7,7 +7,7 @@ from PIL import Image
 
 from xbm_app.files import write_bytes
 from xbm_app.report.galleries import Encoder, strip, webp_uri
-from xbm_app.report.markup import Html, shell, tag
+from xbm_app.report.writing import Html, shell, tag
 from xbm_app.search.searcher import Hit
 
 ENCODE = Encoder(320, 80)

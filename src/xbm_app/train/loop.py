@@ -26,16 +26,14 @@ from xbm.errors import DivergedError, InputError
 from xbm.memory import statistics_kept
 from xbm_app.files import explain_disk_errors, locked
 from xbm_app.progress import Console
-from xbm_app.train.chunks import keys_of, learn_in_chunks
 from xbm_app.train.config import Config, check
 from xbm_app.train.cuda_graphs import RecordedStep, Replayed, why_not
 from xbm_app.train.dataset import Batch, begin_run, read_run
 from xbm_app.train.finish import describe, finish, score
-from xbm_app.train.hooks import NO_HOOKS, Hooks
 from xbm_app.train.label_errors import ignore_label_errors, is_ignored
 from xbm_app.train.metrics import Metrics, cosine_and_rank, one_line
-from xbm_app.train.optimization import changes_rate, update_weights
-from xbm_app.train.state import COUNTS, SUMS, RunState
+from xbm_app.train.optimization import changes_rate, learn_in_chunks, update_weights
+from xbm_app.train.state import COUNTS, NO_HOOKS, SUMS, Hooks, RunState, keys_of
 
 CHECKPOINT_SECONDS = 300  # a slow run of one process saves at least this often, however few iterations that is
 

@@ -1,26 +1,32 @@
-"""The metrics of a run: a CSV that resumes exactly, and trackers; and warnings about what they show."""
+"""The metrics of a run: a CSV that resumes exactly, trackers, the feature drift, and warnings about what all of them show."""
 
 import csv
 import math
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from xbm.errors import unknown
+from xbm_app.extras import require
 from xbm_app.files import reading, record_checksum, replacing, verify
-from xbm_app.train.config import Config, save
-from xbm_app.train.trackers import open_trackers
+from xbm_app.train.config import Config, flat, save, to_dict
 
 COLUMNS = (
     "step", "loss", "batch_loss", "memory_loss", "lr", "valid_negatives_batch", "valid_negatives_memory",
     "valid_positives_memory", "mean_cosine", "effective_rank", "drift_10", "drift_100", "drift_1000", "recall@1",
     "map@r",
 )  # fmt: skip
+MLFLOW_RUN = "mlflow_run.txt"  # in the run folder: the identifier with which a resumed run continues
+MLFLOW_TEXT = 500  # characters of a parameter that every MLflow server stores
+STEPS = (10, 100, 1000)  # the Δt of the drift
 COLLAPSED_COSINE = 0.98
 COLLAPSED_RANK = 2.0
 OUTWEIGHED = 3.0  # valid negatives of the memory per positive: summed, they cost R@1 (docs/robustness.md)
@@ -138,6 +144,177 @@ def cosine_and_rank(anchors: Tensor) -> tuple[Tensor, Tensor]:
     share = spectrum / spectrum.sum().clamp(min=1e-12)
     rank = torch.exp(-(share * share.clamp(min=1e-12).log()).sum())
     return cosine, rank
+
+
+# ------------------------------------------------------------------ trackers
+
+
+class Tracker(Protocol):
+    """A service that draws curves. To write one of your own, pass `on_log` to `xbm.train`."""
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        """Receives the figures of one step; those that are unknown are not among them."""
+
+    def close(self, failed: bool) -> None:
+        """Ends the run; `failed` if training was stopped by an error."""
+
+
+class TensorBoard:
+    """Event files in the folder `tensorboard` of the run."""
+
+    def __init__(self, config: Config, folder: Path, step: int) -> None:
+        require("train", "tensorboard")
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=step)
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self, failed: bool) -> None:
+        self._writer.close()
+
+
+class WeightsAndBiases:
+    """A run of Weights & Biases that is named after the run folder; a resumed run continues it."""
+
+    def __init__(self, config: Config, folder: Path, step: int) -> None:
+        require("wandb", "wandb")
+        import wandb
+
+        project, values = config.log.project, to_dict(config)
+        self._run: Any = wandb.init(project=project, dir=str(folder), config=values, resume="allow", id=folder.name)
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        self._run.log(dict(values), step=step)
+
+    def close(self, failed: bool) -> None:
+        self._run.finish(exit_code=int(failed))
+
+
+class MLflow:
+    """A run of MLflow in the experiment `log.project`, on the server or in the folder that MLFLOW_TRACKING_URI names."""
+
+    def __init__(self, config: Config, folder: Path, step: int) -> None:
+        require("mlflow", "mlflow")
+        from mlflow.entities import Param
+        from mlflow.tracking import MlflowClient
+
+        self._client = client = MlflowClient()
+        kept = folder / MLFLOW_RUN
+        if step and kept.exists():
+            self._run = kept.read_text().strip()
+            client.update_run(self._run, status="RUNNING")
+            return
+        known = client.get_experiment_by_name(config.log.project)
+        experiment = client.create_experiment(config.log.project) if known is None else known.experiment_id
+        self._run = client.create_run(experiment, run_name=folder.name).info.run_id
+        settings = [Param(name, str(value)[:MLFLOW_TEXT]) for name, value in flat(config).items()]
+        client.log_batch(self._run, params=settings)
+        kept.write_text(self._run + "\n")
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        import time
+
+        from mlflow.entities import Metric
+
+        now = int(1000 * time.time())
+        metrics = [Metric(name.replace("@", "_at_"), value, now, step) for name, value in values.items()]
+        self._client.log_batch(self._run, metrics=metrics)
+
+    def close(self, failed: bool) -> None:
+        self._client.set_terminated(self._run, "FAILED" if failed else "FINISHED")
+
+
+TRACKERS: dict[str, Any] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases, "mlflow": MLflow}
+
+
+def open_trackers(config: Config, folder: Path, step: int) -> list[Tracker]:
+    """The trackers of `log.trackers`, for a run that begins or resumes at `step`."""
+    names = list(config.log.trackers)
+    if config.log.wandb:
+        warnings.warn("log.wandb=true is now log.trackers=tensorboard,wandb: change it", stacklevel=1)
+        names.append("wandb")
+    for name in names:
+        if name not in TRACKERS:
+            raise unknown("tracker", name, TRACKERS)
+    return [TRACKERS[name](config, folder, step) for name in dict.fromkeys(names)]
+
+
+# ------------------------------------------------------------------ feature drift
+
+
+class Drift(nn.Module):
+    """Measures how fast the embeddings of some fixed images move while a model is trained (the paper's Eq. 2):
+
+    D(x, t; Δt) = ‖f(x; θ_t) − f(x; θ_{t−Δt})‖².
+
+    Call it with the model once per iteration; it embeds the images in eval mode only when a measurement is due, and at the
+    earlier iterations that the measurement needs. Its whole state is in buffers, so it resumes with the run.
+
+    Args:
+        images: (n, ...) a few dozen fixed inputs.
+        dim: D of the embeddings.
+        every: how often to measure; a multiple of 10.
+        steps: the Δt.
+
+    Attributes:
+        phases: iterations modulo `every` at which the images are embedded; a call at any other iteration does nothing.
+
+    Example:
+        >>> model = torch.nn.Linear(4, 3)
+        >>> drift = Drift(torch.randn(5, 4), dim=3, every=10, steps=(10,))
+        >>> for t in range(11):
+        ...     means = drift(t, model)
+        >>> {step: float(mean) for step, mean in means.items()}  # a model that was not trained does not drift
+        {10: 0.0}
+    """
+
+    images: Tensor
+    past: Tensor  # (slots, n, D): embeddings of earlier iterations
+    taken: Tensor  # (slots,): the iteration of each, -1 = none
+
+    def __init__(self, images: Tensor, dim: int, every: int = 100, steps: tuple[int, ...] = STEPS) -> None:
+        super().__init__()
+        self.every, self.steps = every, steps
+        self.phases = sorted({-step % every for step in steps} | {0})
+        slots = len(self.phases) * (max(steps) // every + 1)
+        self.register_buffer("images", images, persistent=False)
+        self.register_buffer("past", torch.zeros(slots, len(images), dim, device=images.device))
+        self.register_buffer("taken", torch.full((slots,), -1, dtype=torch.int64))  # stays on the host: it is bookkeeping
+
+    @torch.no_grad()
+    def embed(self, model: nn.Module) -> Tensor:
+        """(n, D): the embeddings of the images by the model in eval mode."""
+        was_training = model.training
+        model.eval()
+        embeddings = model(self.images).float()
+        model.train(was_training)
+        return embeddings
+
+    @torch.no_grad()
+    def forward(self, t: int, model: nn.Module) -> dict[int, Tensor]:
+        """Returns the mean drift for every Δt that can be measured at iteration t, as device tensors; {} if none is due."""
+        if t % self.every not in self.phases or len(self.images) == 0:
+            return {}
+        now, means = self.embed(model), {}
+        if t % self.every == 0:
+            for step in self.steps:
+                slot = (self.taken == t - step).nonzero()
+                if t >= step and len(slot):
+                    means[step] = (now - self.past[int(slot[0])]).square().sum(1).mean()
+        oldest = int(self.taken.argmin())
+        self.past[oldest], self.taken[oldest] = now, t
+        return means
+
+    def _apply(self, fn, recurse: bool = True) -> "Drift":  # type: ignore[no-untyped-def]
+        super()._apply(fn, recurse)
+        self.taken = self.taken.cpu()
+        return self
+
+
+# ------------------------------------------------------------------ warnings
 
 
 def either(*choices: str) -> str:

@@ -1,13 +1,14 @@
-"""How weights are updated: the optimizer and its parameter groups, the learning-rate schedule, clipping, averaged weights."""
+"""How weights are updated: the optimizer and its parameter groups, the learning-rate schedule, gradients, averaged weights."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from xbm import cached_backward
 from xbm.distributed import Ranks
 from xbm.errors import InputError, unknown
 from xbm_app.models import EmbeddingModel, parameter_groups
@@ -156,6 +157,22 @@ class AveragedWeights:
         for name, value in self.values.items():
             value.copy_(state["model"][name])
         self.updates.copy_(state["average"]["updates"])
+
+
+def learn_in_chunks(run: "RunState", images: Tensor, loss_of: Callable[[Tensor], Tensor]) -> Tensor:
+    """Back-propagates the loss of a batch that is embedded `batch.chunk` images at a time; returns its anchors."""
+    model, autocast, kept = run.model, run.autocast, []
+
+    def embed(part: Tensor) -> Tensor:
+        with autocast:
+            return model(part)
+
+    def loss_and_anchors(anchors: Tensor) -> Tensor:
+        kept.append(anchors.detach())
+        return loss_of(anchors)
+
+    cached_backward(embed, images, loss_and_anchors, chunk=run.config.batch.chunk, scaler=run.scaler)
+    return kept[0]
 
 
 def update_weights(run: "RunState") -> None:

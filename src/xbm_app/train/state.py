@@ -1,6 +1,8 @@
-"""What a training run consists of: built from its config, saved to and restored from one checkpoint."""
+"""What a training run consists of: built from its config and the caller's hooks, saved to and restored from one checkpoint."""
 
 import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,20 +18,21 @@ from xbm.losses import REDUCTIONS, PairLoss
 from xbm.memory import UPDATES, CrossBatchMemory
 from xbm_app.data.feeds import FeatureFeed, Feed
 from xbm_app.data.images import Dataset, ImageSet
+from xbm_app.data.transforms import Transform, describe
 from xbm_app.files import read_checkpoint, reading, write_checkpoint
 from xbm_app.models.embedding import synchronise
 from xbm_app.models.fused import fuse
 from xbm_app.train.config import Config, Memory, flat, from_dict, to_dict
 from xbm_app.train.cuda_graphs import Replayed
 from xbm_app.train.dataset import TrainingData, augmentation_of, feed_of, fingerprint
-from xbm_app.train.feature_drift import Drift
-from xbm_app.train.hooks import NO_HOOKS, Hooks
 from xbm_app.train.losses import UncountedLoss, losses_of
-from xbm_app.train.metrics import watcher_of
+from xbm_app.train.metrics import Drift, watcher_of
 from xbm_app.train.optimization import AveragedWeights, optimizer_of, precision_of, prepare, rate_factor, set_rates
 from xbm_app.train.run_model import FEATURES, features_of, model_of, prepare_trunk
 
 AnyMemory = CrossBatchMemory | ReplicatedMemory | ShardedMemory
+OnLog = Callable[[Mapping[str, float]], object]
+OnEvaluate = Callable[[int, Mapping[str, float]], object]
 
 SUMS = ("loss", "batch_loss", "memory_loss", "valid_negatives_batch", "valid_negatives_memory", "valid_positives_memory")
 COUNTS = slice(3, None)  # those of them that count pairs
@@ -44,6 +47,42 @@ MAY_CHANGE = {
     "device", "data.root", "data.store", "data.feed", "data.features", "optim.iterations", "log.checkpoint_every", "log.wandb",
     "log.trackers", "log.project",
 }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """What a Python program adds to a run: a transform of its own, and functions that are called during training.
+
+    With several processes, only the first one calls `on_log` and `on_evaluate`.
+
+    Attributes:
+        transform: applied to every training image; `data.transform` in the config describes it.
+        on_log: called with each row of metrics: "step", "loss", "lr", ...
+        on_evaluate: called after each evaluation on held-out classes with the iterations so far and the scores.
+    """
+
+    transform: Transform | None = None
+    on_log: OnLog | None = None
+    on_evaluate: OnEvaluate | None = None
+
+    @property
+    def described(self) -> str | None:
+        return None if self.transform is None else describe(self.transform)
+
+    def check(self, config: Config) -> None:
+        """Refuses another transform than that of the config, and one that would have no effect."""
+        recorded, own = config.data.transform, self.described
+        if recorded is not None and own is None:
+            raise InputError(f"this run has a transform, {recorded}: pass it from Python, xbm.train(..., transform=...)")
+        if recorded != own:
+            raise InputError(f"this run has {recorded or 'no transform'}, the transform passed is {own}: pass the same one")
+        if own is not None and config.model.freeze == "trunk":
+            raise InputError(
+                "a frozen trunk sees every image once, without augmentation: omit transform, or model.freeze=trunk"
+            )
+
+
+NO_HOOKS = Hooks()
 
 
 class RunState:
@@ -246,6 +285,13 @@ class RunState:
         """Makes the ranks draw different random numbers, where a model draws any (dropout)."""
         if not self.ranks.first:
             torch.manual_seed(self.config.seed + 1_000_003 * self.ranks.rank + step)
+
+
+def keys_of(run: RunState, images: Tensor) -> Tensor:
+    """(m, D): what the slow copy of the model makes of a batch."""
+    assert run.keys is not None
+    with run.autocast:
+        return torch.cat([run.keys(part) for part in images.split(run.config.batch.chunk or len(images))])
 
 
 def _plain(state: dict) -> dict:

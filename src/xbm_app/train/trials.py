@@ -14,9 +14,9 @@ from xbm_app.models.timm_trunks import is_transformer
 from xbm_app.progress import tell
 from xbm_app.train.config import Config, load, override, save
 from xbm_app.train.dataset import SPLIT, begin_run, read_run
-from xbm_app.train.hooks import Hooks
 from xbm_app.train.loop import train
 from xbm_app.train.presets import few_classes_settings
+from xbm_app.train.state import Hooks
 
 FOLDER = "trials"  # in the folder of a run, until its recipe is chosen
 RESULT = "trials.json"  # in the folder of a run: what was compared, the scores, and the choice

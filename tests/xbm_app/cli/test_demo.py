@@ -8,7 +8,7 @@ from tests.tiny import xbm
 from xbm.errors import InputError
 from xbm_app.cli import demo
 from xbm_app.cli.demo import ARMS, MARK, Arm, config_of, next_steps, run_demo, summary
-from xbm_app.report.statistics import mean_and_error
+from xbm_app.report.groups import mean_and_error
 from xbm_app.train.config import flat
 
 

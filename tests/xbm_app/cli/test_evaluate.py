@@ -7,7 +7,7 @@ import torch
 from tests.tiny import xbm
 from xbm.errors import InputError
 from xbm.retrieval import evaluate
-from xbm_app.cli.evaluate import evaluate_npz, show_scores
+from xbm_app.cli.runs import evaluate_npz, show_scores
 from xbm_app.cli.train import show
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from xbm_app.export.exporter import Exported, export_run
+from xbm_app.export import Exported, export_run
 
 
 @pytest.fixture(scope="session")

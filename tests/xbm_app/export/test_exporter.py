@@ -9,9 +9,8 @@ from PIL import Image
 
 from tests.tiny import tiny_config
 from xbm.errors import DamagedFileError, InputError
-from xbm_app.export import exporter as module
-from xbm_app.export.exporter import Sample, export_run, largest_difference, sample
-from xbm_app.export.formats import run_onnx, run_program
+from xbm_app import export as module
+from xbm_app.export import Sample, export_run, largest_difference, run_onnx, run_program, sample
 from xbm_app.train.load import load
 
 WITHOUT_XBM = "import sys; sys.modules['xbm'] = sys.modules['torch'] = None; import runpy; sys.argv = sys.argv[1:]; "

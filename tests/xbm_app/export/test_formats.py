@@ -4,7 +4,7 @@ import torch
 from PIL import Image
 
 from xbm import InputError
-from xbm_app.export.formats import Portable, record, run_onnx, run_program, windows, write_onnx, write_program
+from xbm_app.export import Portable, record, run_onnx, run_program, windows, write_onnx, write_program
 from xbm_app.models import build_model
 from xbm_app.train.load import load
 

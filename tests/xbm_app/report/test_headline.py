@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from xbm_app.report.groups import RunView, Trace, compare, group_runs
-from xbm_app.report.headline import headline, left_out, reductions
+from xbm_app.report.page import headline, left_out, reductions
 
 
 def runs(memory, values, loss="contrastive", reduction="mean", negatives=(2, 3000), drift=0.4):

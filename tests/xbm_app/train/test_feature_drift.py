@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from xbm_app.train.feature_drift import Drift
+from xbm_app.train.metrics import Drift
 
 
 class Mover(nn.Module):

@@ -6,7 +6,7 @@ import pytest
 from xbm_app.files import write_json
 from xbm_app.train.config import Config, override
 from xbm_app.train.load import load
-from xbm_app.train.model_card import licence, write_card
+from xbm_app.train.pretrained import licence, write_card
 
 
 @pytest.mark.parametrize(

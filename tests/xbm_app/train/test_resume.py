@@ -15,10 +15,10 @@ from xbm.errors import DamagedFileError, InputError
 from xbm_app.files import locked, read_checkpoint, write_checkpoint
 from xbm_app.train import state
 from xbm_app.train.config import override
-from xbm_app.train.hooks import Hooks
 from xbm_app.train.label_errors import IGNORED
 from xbm_app.train.loop import train
 from xbm_app.train.metrics import read_metrics
+from xbm_app.train.state import Hooks
 
 CASES = {
     "queue": {},

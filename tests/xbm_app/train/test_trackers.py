@@ -6,8 +6,7 @@ import pytest
 
 from xbm.errors import InputError
 from xbm_app.train.config import Config, Log, override
-from xbm_app.train.metrics import Metrics
-from xbm_app.train.trackers import TRACKERS, open_trackers
+from xbm_app.train.metrics import TRACKERS, Metrics, open_trackers
 
 ROWS = [{"step": 4.0, "loss": 0.25, "recall@1": 0.5, "drift_10": math.nan}, {"step": 9.0, "loss": 0.125}]
 
