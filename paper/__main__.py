@@ -1,6 +1,6 @@
 """`python -m paper`: lists the experiments of the paper, runs them, and writes the pages of results."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -10,6 +10,7 @@ import typer
 
 if TYPE_CHECKING:
     from paper.experiment import Setting
+    from paper.workers import Outcome
     from xbm_app.data.images import Dataset
     from xbm_app.train.config import Config
 
@@ -161,8 +162,6 @@ def run(
 
     tell = partial(print, flush=True)
     if "smoke" in names:
-        from paper.smoke import run_smoke
-
         chosen = [experiment(name).name for name in names if name != "smoke"]
         outcome = run_smoke(runs / "smoke", chosen or None, tell=tell)
         print(runs / "smoke" / "results.md")
@@ -187,6 +186,28 @@ def run(
     tell(f"{outcome.finished} runs made, {outcome.left} left")
     if outcome.failed:
         raise InputError(f"{len(outcome.failed)} runs failed; the first: {next(iter(outcome.failed.values()))}")
+
+
+def run_smoke(out: Path, names: list[str] | None = None, tell: Callable[[str], None] = print) -> "Outcome":
+    """Runs the named experiments, by default all of them, in miniature on the built-in glyphs, a few iterations per run, to
+    test that everything works; writes results and pages under `out`."""
+    from paper.experiment import GLYPHS, config_of
+    from paper.experiments import ALL, DOCUMENTS
+    from paper.page import write_page
+    from paper.plan import plan
+    from paper.record import Records
+    from paper.workers import run_all
+    from xbm_app.data.glyphs import read_glyphs
+    from xbm_app.data.parallel import default_workers
+
+    glyphs = read_glyphs(size=config_of(GLYPHS, {}).data.resize)  # generated once, before several processes need them
+    chosen = [ALL[name] for name in names or ALL]
+    records = Records(out / "results")
+    jobs = default_workers()  # at most 8: each of these processes loads torch
+    outcome = run_all(lambda: plan(chosen, [GLYPHS], 1, records), lambda config: config, records, out / "runs", jobs, tell=tell)
+    for document in DOCUMENTS:
+        write_page(records, document, out, {"glyphs": glyphs}, mini=True)
+    return outcome
 
 
 @app.command()

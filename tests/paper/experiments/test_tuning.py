@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from paper.experiment import Setting, config_of
+from paper.experiment import GLYPHS, Setting, config_of
 from paper.experiments import EXPERIMENTS
 from paper.experiments.tuning import (
     LETTER,
@@ -22,7 +22,6 @@ from paper.experiments.tuning import (
 )
 from paper.plan import Task, plan
 from paper.record import Records, folder_name, identity, unpacked
-from paper.smoke import GLYPHS
 from paper.study import Study
 from paper.work import execute
 from tests.paper.made_up import invented
