@@ -216,7 +216,7 @@ def labels(data: Annotated[list[str] | None, DATA] = None, results: Annotated[Pa
 
     Example: `python -m paper labels --data cars=~/cars`
     """
-    from paper.labels import write_labels
+    from paper.record import write_labels
 
     for dataset in read_datasets(data or []).values():
         print(write_labels(results, dataset))
