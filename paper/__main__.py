@@ -155,8 +155,8 @@ def run(
     `python -m paper run figure-1 batch-size --data cars=~/cars-store --trunk resnet50_v1=weights.safetensors --budget 540`
     """
     from paper.experiments import experiment
-    from paper.plan import plan
     from paper.record import Records
+    from paper.study import plan
     from paper.workers import run_all
     from xbm.errors import InputError
 
@@ -194,8 +194,8 @@ def run_smoke(out: Path, names: list[str] | None = None, tell: Callable[[str], N
     from paper.experiment import GLYPHS, config_of
     from paper.experiments import ALL, DOCUMENTS
     from paper.page import write_page
-    from paper.plan import plan
     from paper.record import Records
+    from paper.study import plan
     from paper.workers import run_all
     from xbm_app.data.glyphs import read_glyphs
     from xbm_app.data.parallel import default_workers

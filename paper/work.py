@@ -14,8 +14,8 @@ import torch
 
 from paper.experiments import MEASURES, TIMINGS
 from paper.experiments.drift import CROSS_ENTROPY, classify, snapshot, stages
-from paper.plan import Task
 from paper.record import NAMED, Records, folder_name, identity, may_go_on
+from paper.study import Task
 from xbm.errors import DivergedError, unknown
 from xbm_app.files import read_checkpoint, replacing
 from xbm_app.report.run_folders import read_columns

@@ -17,8 +17,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from paper.plan import Plan, Task
 from paper.record import Record, Records, file_name, folder_name, identity
+from paper.study import Plan, Task
 from xbm.errors import InputError
 from xbm_app.train.config import Config
 from xbm_app.train.metrics import read_metrics

@@ -10,8 +10,8 @@ from paper.__main__ import machine_of, run_smoke
 from paper.experiment import GLYPHS, Setting, base
 from paper.experiments import ALL, DOCUMENTS, RESULTS
 from paper.page import write_page
-from paper.plan import plan
 from paper.record import Records, identity
+from paper.study import plan
 from paper.work import execute
 from paper.workers import Outcome
 from tests.tiny import paper

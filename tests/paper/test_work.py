@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from paper.experiments import MEASURES
-from paper.plan import Task
 from paper.record import Records, file_name, identity
+from paper.study import Task
 from paper.work import execute, measure, weights_of
 from tests.tiny import tiny_config
 from xbm.errors import DivergedError, InputError

@@ -12,8 +12,8 @@ import pytest
 
 from paper import workers
 from paper.experiment import Arm, Experiment, Setting
-from paper.plan import Task, plan
 from paper.record import Records, identity
+from paper.study import Task, plan
 from paper.workers import Outcome, Reply, Worker, estimate, run_all
 from tests.paper.made_up import CARS, invented
 from xbm.errors import InputError

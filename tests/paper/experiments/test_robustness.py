@@ -21,9 +21,8 @@ from paper.experiments.robustness import (
     recipes,
 )
 from paper.page import Claim, Table
-from paper.plan import plan
 from paper.record import Records
-from paper.study import Spread, Study
+from paper.study import Spread, Study, plan
 from tests.paper.made_up import CARS, invented
 from tests.tiny import tiny_config
 from xbm_app.train.config import override

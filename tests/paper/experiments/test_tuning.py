@@ -20,9 +20,8 @@ from paper.experiments.tuning import (
     next_rate,
     tuned_arms,
 )
-from paper.plan import Task, plan
 from paper.record import Records, folder_name, identity, unpacked
-from paper.study import Study
+from paper.study import Study, Task, plan
 from paper.work import execute
 from tests.paper.made_up import invented
 from xbm_app.train import loop
