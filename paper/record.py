@@ -113,7 +113,7 @@ class Record:
     """One finished run.
 
     Attributes:
-        values: the contents of the file, which `work.py` writes.
+        values: the contents of the file, which `workers.py` writes.
     """
 
     values: Mapping[str, Any]
@@ -229,7 +229,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def unpacked(hits: Mapping[str, Any]) -> np.ndarray:
-    """(queries,) bool: which queries of a result retrieve their own class first, see `hits` in `work.py`."""
+    """(queries,) bool: which queries of a result retrieve their own class first, see `hits` in `workers.py`."""
     bits = np.frombuffer(base64.b64decode(hits["rank_1"]), np.uint8)
     return np.unpackbits(bits, count=hits["queries"]).astype(bool)
 

@@ -12,8 +12,7 @@ from paper.experiments import ALL, DOCUMENTS, RESULTS
 from paper.page import write_page
 from paper.record import Records, identity
 from paper.study import plan
-from paper.work import execute
-from paper.workers import Outcome
+from paper.workers import Outcome, execute
 from tests.tiny import paper
 from xbm.errors import InputError
 from xbm_app.train.presets import preset
@@ -102,7 +101,7 @@ def test_a_machine_without_pyarrow_and_faiss_can_run_experiments():
 import sys
 for name in ("pyarrow", "faiss"):
     sys.modules[name] = None  # an import of it fails
-import paper.__main__, paper.experiments, paper.page, paper.work, paper.workers
+import paper.__main__, paper.experiments, paper.page, paper.workers
 import xbm_app.data.glyphs, xbm_app.train.loop, xbm_app.data.store, xbm_app.data.benchmarks
 """
     subprocess.run([sys.executable, "-c", script], check=True)

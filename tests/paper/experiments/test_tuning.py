@@ -22,7 +22,7 @@ from paper.experiments.tuning import (
 )
 from paper.record import Records, folder_name, identity, unpacked
 from paper.study import Study, Task, plan
-from paper.work import execute
+from paper.workers import execute
 from tests.paper.made_up import invented
 from xbm_app.train import loop
 from xbm_app.train.config import check, override
