@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from paper.experiment import Experiment
-from paper.experiments import comparison, drift, losses, negatives, robustness, robustness_cause, s_table_3, sizes, updates
+from paper.experiments import drift, losses, negatives, robustness, robustness_cause, s_table_3, sizes, updates
 from paper.page import Document
 from xbm.errors import unknown
 from xbm_app.train.config import Config
@@ -13,7 +13,7 @@ from xbm_app.train.state import RunState
 
 EXPERIMENTS: dict[str, Experiment] = {
     experiment.name: experiment
-    for family in (losses, s_table_3, comparison, sizes, drift, negatives, updates)
+    for family in (losses, s_table_3, sizes, drift, negatives, updates)
     for experiment in family.EXPERIMENTS
 }  # the paper's
 BEYOND: dict[str, Experiment] = {

@@ -2,8 +2,7 @@ import pytest
 
 from paper.experiment import setting_of
 from paper.experiments import EXPERIMENTS
-from paper.experiments.comparison import draw_comparison
-from paper.experiments.losses import better_without, choices, columns_of, draw_losses
+from paper.experiments.losses import better_without, choices, columns_of, draw_comparison, draw_losses
 from paper.page import Claim, Table
 from paper.record import Records, identity
 from paper.study import Study, Task, plan
