@@ -1,6 +1,6 @@
 """`python -m paper`: lists the experiments of the paper, runs them, and writes the pages of results."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -10,6 +10,7 @@ import typer
 
 if TYPE_CHECKING:
     from paper.experiment import Setting
+    from paper.workers import Outcome
     from xbm_app.data.images import Dataset
     from xbm_app.train.config import Config
 
@@ -154,15 +155,13 @@ def run(
     `python -m paper run figure-1 batch-size --data cars=~/cars-store --trunk resnet50_v1=weights.safetensors --budget 540`
     """
     from paper.experiments import experiment
-    from paper.plan import plan
     from paper.record import Records
+    from paper.study import plan
     from paper.workers import run_all
     from xbm.errors import InputError
 
     tell = partial(print, flush=True)
     if "smoke" in names:
-        from paper.smoke import run_smoke
-
         chosen = [experiment(name).name for name in names if name != "smoke"]
         outcome = run_smoke(runs / "smoke", chosen or None, tell=tell)
         print(runs / "smoke" / "results.md")
@@ -189,13 +188,35 @@ def run(
         raise InputError(f"{len(outcome.failed)} runs failed; the first: {next(iter(outcome.failed.values()))}")
 
 
+def run_smoke(out: Path, names: list[str] | None = None, tell: Callable[[str], None] = print) -> "Outcome":
+    """Runs the named experiments, by default all of them, in miniature on the built-in glyphs, a few iterations per run, to
+    test that everything works; writes results and pages under `out`."""
+    from paper.experiment import GLYPHS, config_of
+    from paper.experiments import ALL, DOCUMENTS
+    from paper.page import write_page
+    from paper.record import Records
+    from paper.study import plan
+    from paper.workers import run_all
+    from xbm_app.data.glyphs import read_glyphs
+    from xbm_app.data.parallel import default_workers
+
+    glyphs = read_glyphs(size=config_of(GLYPHS, {}).data.resize)  # generated once, before several processes need them
+    chosen = [ALL[name] for name in names or ALL]
+    records = Records(out / "results")
+    jobs = default_workers()  # at most 8: each of these processes loads torch
+    outcome = run_all(lambda: plan(chosen, [GLYPHS], 1, records), lambda config: config, records, out / "runs", jobs, tell=tell)
+    for document in DOCUMENTS:
+        write_page(records, document, out, {"glyphs": glyphs}, mini=True)
+    return outcome
+
+
 @app.command()
 def labels(data: Annotated[list[str] | None, DATA] = None, results: Annotated[Path, RESULTS_OPTION] = RESULTS_FOLDER) -> None:
     """Write the classes of the test queries beside the results: the bootstrap over test classes needs them, `report` no images.
 
     Example: `python -m paper labels --data cars=~/cars`
     """
-    from paper.labels import write_labels
+    from paper.record import write_labels
 
     for dataset in read_datasets(data or []).values():
         print(write_labels(results, dataset))

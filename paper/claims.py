@@ -10,7 +10,7 @@ from typing import NamedTuple
 from paper import published
 from paper.experiment import Arm, sized
 from paper.experiments import ALL, drift, s_table_3, updates
-from paper.experiments.comparison import OURS
+from paper.experiments.losses import OURS
 from paper.experiments.sizes import TABLE_2
 from paper.experiments.tuning import TUNED, label_of
 from paper.page import NOT_RUN, TEMPLATES, settings_of

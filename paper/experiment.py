@@ -58,6 +58,9 @@ class Setting:
         return f"{self.data}, {self.trunk} ({start})"
 
 
+GLYPHS = Setting("glyphs", "small", "none", mini=True)  # of `python -m paper run smoke`
+
+
 def setting_of(data: str, trunk: str | None = None, weights: str | None = None) -> Setting:
     """A setting; the default trunk is the paper's, GoogLeNet. Drawings are always trained with a small network."""
     if data in SMALL:

@@ -1,16 +1,22 @@
-"""Stores finished runs as small JSON files, one per run, and finds them again by their config.
+"""Stores finished runs as small JSON files, one per run, and finds them again by their config. Keeps the classes of the test
+queries too.
 
 Two experiments that need the same run find the same file. Runs are compared by their whole config, without the settings that
 cannot change a figure (the location of the data, how often checkpoints are written). A setting that is newer than a file has
 its default value there.
+
+The classes of a data set's test queries are kept beside the results, so that the statistics need no images.
+`labels/NAME.json` in the results folder has the queries of the first protocol in the order of the data set, as runs of equal
+labels; `python -m paper labels --data NAME=DIR` writes it.
 """
 
 import base64
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 from typing import Any, SupportsFloat
 
@@ -18,6 +24,7 @@ import numpy as np
 
 from xbm.errors import InputError
 from xbm.losses import LOSSES
+from xbm_app.data.images import Dataset
 from xbm_app.files import replacing
 from xbm_app.report.run_folders import Curves
 from xbm_app.train.config import Config, flat
@@ -106,7 +113,7 @@ class Record:
     """One finished run.
 
     Attributes:
-        values: the contents of the file, which `work.py` writes.
+        values: the contents of the file, which `workers.py` writes.
     """
 
     values: Mapping[str, Any]
@@ -222,7 +229,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def unpacked(hits: Mapping[str, Any]) -> np.ndarray:
-    """(queries,) bool: which queries of a result retrieve their own class first, see `hits` in `work.py`."""
+    """(queries,) bool: which queries of a result retrieve their own class first, see `hits` in `workers.py`."""
     bits = np.frombuffer(base64.b64decode(hits["rank_1"]), np.uint8)
     return np.unpackbits(bits, count=hits["queries"]).astype(bool)
 
@@ -230,3 +237,55 @@ def unpacked(hits: Mapping[str, Any]) -> np.ndarray:
 def digits(value: SupportsFloat) -> float:
     """Rounds a measurement to the four significant digits that result files keep."""
     return float(f"{float(value):.4g}")
+
+
+# ------------------------------------------------------------------ the classes of the test queries
+
+
+def labels_file(results: Path, data: str) -> Path:
+    return results / "labels" / f"{data}.json"
+
+
+def write_labels(results: Path, dataset: Dataset) -> Path:
+    """Writes the classes of the queries of a data set's first protocol."""
+    protocol = dataset.protocols[0]
+    runs = runs_of(np.asarray(protocol.query.labels).tolist())
+    path = labels_file(results, dataset.name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as beside:
+        text = json.dumps({"data": dataset.name, "protocol": protocol.name, "queries": len(protocol.query), "runs": runs})
+        beside.write_text(text + "\n", encoding="utf-8")
+    return path
+
+
+def read_labels(results: Path, data: str, queries: int) -> np.ndarray | None:
+    """(queries,): the class of each query, or None if there is no such file.
+
+    Args:
+        results: folder of result files.
+        queries: number of hits that the labels are for.
+
+    Raises:
+        InputError: the file has another number of queries.
+    """
+    path = labels_file(results, data)
+    if not path.exists():
+        return None
+    runs = json.loads(path.read_text(encoding="utf-8"))["runs"]
+    labels = np.repeat(*np.array(runs, np.int64).T)
+    if len(labels) != queries:
+        raise InputError(
+            f"{path} has {len(labels)} queries, the results have {queries}: write it with `python -m paper labels --data "
+            f"{data}=DIR` from the images that the runs were scored on"
+        )
+    return labels
+
+
+def runs_of(labels: Sequence[int]) -> list[tuple[int, int]]:
+    """(label, length) of each run of equal labels.
+
+    Example:
+        >>> runs_of([7, 7, 2, 7])
+        [(7, 2), (2, 1), (7, 1)]
+    """
+    return [(label, len(list(run))) for label, run in groupby(labels)]

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from paper.experiment import Experiment
-from paper.experiments import comparison, drift, losses, negatives, robustness, robustness_cause, s_table_3, sizes, updates
+from paper.experiments import drift, losses, negatives, robustness, s_table_3, sizes, updates
 from paper.page import Document
 from xbm.errors import unknown
 from xbm_app.train.config import Config
@@ -13,12 +13,10 @@ from xbm_app.train.state import RunState
 
 EXPERIMENTS: dict[str, Experiment] = {
     experiment.name: experiment
-    for family in (losses, s_table_3, comparison, sizes, drift, negatives, updates)
+    for family in (losses, s_table_3, sizes, drift, negatives, updates)
     for experiment in family.EXPERIMENTS
 }  # the paper's
-BEYOND: dict[str, Experiment] = {
-    experiment.name: experiment for family in (robustness_cause, robustness) for experiment in family.EXPERIMENTS
-}  # ours
+BEYOND: dict[str, Experiment] = {experiment.name: experiment for experiment in robustness.EXPERIMENTS}  # ours
 ALL = {**EXPERIMENTS, **BEYOND}
 
 S_TABLE_3 = Document("s-table-3.md", {experiment.name: experiment for experiment in s_table_3.EXPERIMENTS})
@@ -32,11 +30,11 @@ MEASURES: dict[str, Callable[[RunState], Any]] = {
     "outliers": negatives.measure_weights,
     "mined": negatives.measure_mined,
     "retrieved": negatives.measure_retrieved,
-    "shares": robustness_cause.measure_shares,
+    "shares": negatives.measure_shares,
 }
 TIMINGS: dict[str, Callable[[Config, Path], Any]] = {  # these train by themselves
     "cost": sizes.measure_cost,
-    "beside_queue": robustness.measure_step_times,
+    "beside_queue": sizes.measure_step_times,
 }
 
 

@@ -1,5 +1,5 @@
-"""Negatives: how many are valid (Figure 4), how losses weigh them (section 4.3), and which images are mined and retrieved
-(Figures 5 and 7)."""
+"""Negatives: how many are valid (Figure 4), how losses weigh them (section 4.3), how hard they push compared with the pull of
+positives, and which images are mined and retrieved (Figures 5 and 7)."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,9 +13,13 @@ from torch import Tensor
 from paper import published
 from paper.experiment import Arm, Experiment, Setting, contrastive, loss_arms, queue
 from paper.page import Block, Claim, Figure, Pictures, Table, Tile
+from paper.record import digits
 from paper.study import Study
 from xbm.losses import LOSSES, PairLoss
 from xbm_app.report.writing import MISSING, percent
+from xbm_app.train.config import override
+from xbm_app.train.dataset import read_run
+from xbm_app.train.losses import pair_loss
 from xbm_app.train.state import RunState
 
 ROWS = 6  # of a contact sheet
@@ -172,6 +176,49 @@ def draw_outliers(data: str, studies: Sequence[Study]) -> list[Block]:
         "weights it is the number of negatives."
     )
     return [Figure(f"ms-outliers_{data}", {"panels": panels}, caption), Table(header, rows), note, *claims]
+
+
+# ------------------------------------------------------------------ the components of a gradient
+
+
+def measure_shares(run: RunState) -> dict[str, Any]:
+    """The components of an anchor's gradient: pull and push, from the batch and from the memory.
+
+    Returns:
+        batch, memory: mean norms and total weights of pull and push. age: median age of the rows and of the valid negatives.
+        false: share of the memory's push that acts on images with the anchor's true class, which `data.noise` mislabeled.
+    """
+    right = read_run(override(run.config, {"data.noise": 0.0}), run.folder)
+    return gradient_shares(run, right.train.labels)
+
+
+@torch.no_grad()
+def gradient_shares(run: RunState, true_labels: np.ndarray) -> dict[str, Any]:
+    """See `measure_shares`."""
+    ids, anchors, labels = next_batch(run)
+    truth = torch.from_numpy(np.asarray(true_labels))
+    batch_loss, memory_loss = pair_loss(run.config), pair_loss(run.config, run.config.reduction)
+    shares: dict[str, Any] = {"batch": _components(batch_loss, anchors, labels[ids], ids, anchors, labels[ids], ids)[0]}
+    if run.memory is not None and len(run.memory):
+        rows, row_ids = run.memory.embeddings.float().cpu(), run.memory.ids.cpu()
+        shares["memory"], push = _components(memory_loss, anchors, labels[ids], ids, rows, labels[row_ids], row_ids)
+        ages = run.memory.ages.cpu()
+        same = truth[ids][:, None] == truth[row_ids]
+        valid = (push > 0).nonzero()[:, 1]
+        shares["age"] = {"rows": float(ages.median()), "valid negatives": float(ages[valid].median()) if len(valid) else None}
+        shares["false"] = digits((push * same).sum() / push.sum()) if bool(push.sum() > 0) else None
+    return shares
+
+
+def _components(
+    loss: PairLoss, anchors: Tensor, labels: Tensor, ids: Tensor, rows: Tensor, row_labels: Tensor, row_ids: Tensor
+) -> tuple[dict[str, float], Tensor]:
+    """Mean norms and weights of pull and push, and the weights of the negatives (m, M)."""
+    same, other = labels[:, None] == row_labels, ids[:, None] != row_ids
+    weights = loss.weights(anchors @ rows.T, same & other, ~same & other)
+    sides = {"pull": weights * same, "push": weights * ~same}
+    norms = {name: digits((side @ rows).norm(dim=1).mean()) for name, side in sides.items()}
+    return {**norms, **{f"{name}_weight": digits(side.sum(1).mean()) for name, side in sides.items()}}, sides["push"]
 
 
 # ------------------------------------------------------------------ pictures

@@ -1,31 +1,44 @@
-"""Beyond the paper: the recipe `auto` compared with the paper's two recipes and with no memory, for correct and for noisy
-labels; the candidates it was chosen from; and what it costs."""
+"""Beyond the paper: where its memory hurts, why, and what to do about it.
+
+The recipe `auto` compared with the paper's two recipes and with no memory, for correct and for noisy labels; the candidates it
+was chosen from; and what it costs. Then the cause: the weight of the memory's negatives relative to its positives, and the age
+of its rows, each changed on its own.
+"""
 
 import statistics
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-import torch
+import numpy as np
+from torch import Tensor
 
-from paper.experiment import CHOOSING_SEED, HOLDOUT, LOSSES, OFF, PLAIN_QUEUE, SUMMED, Arm, Experiment, Setting, base, grid
+from paper.experiment import (
+    CHOOSING_SEED,
+    HOLDOUT,
+    LOSSES,
+    OFF,
+    PLAIN_QUEUE,
+    SMALL,
+    SUMMED,
+    Arm,
+    Experiment,
+    Setting,
+    base,
+    grid,
+)
 from paper.experiments.sizes import TIMED
 from paper.experiments.updates import by_trunk
-from paper.page import Block, Claim, Table, plus_minus
-from paper.record import digits
+from paper.page import Block, Claim, Figure, Table, plus_minus
+from paper.record import Record
 from paper.statistics import Gain, in_words
 from paper.study import Spread, Study, paired
-from xbm_app.progress import Console
-from xbm_app.report.writing import percent
-from xbm_app.train.config import Config, flat, override
-from xbm_app.train.dataset import read_run
-from xbm_app.train.label_errors import ignore_label_errors
-from xbm_app.train.loop import steps
+from xbm.losses import LOSSES as LOSS_CLASSES
+from xbm.losses import ContrastiveLoss
+from xbm_app.report.writing import MISSING, percent
+from xbm_app.train.config import flat
 from xbm_app.train.presets import FULL_QUEUE, KEYED, SLOTS, preset, recipe_of
-from xbm_app.train.state import RunState
 
 COMPARED = {label: LOSSES[label] for label in ("contrastive", "MS")}
 AVERAGED = {"loss.reduction": "mean"}
@@ -35,7 +48,7 @@ NO_MEMORY = "no memory"
 ALONE = {"memory.batch_weight": 0.0}  # Algorithm 1: the memory loss replaces the batch loss
 AT_ONCE = {"memory.start": 0, "memory.fill": False}
 NOISE = {"data.noise": 0.1}
-SETTINGS = ("cars", "omniglot", "glyphs")
+BEYOND, SETTINGS = "beyond the paper", ("cars", "omniglot", "glyphs")
 OURS, PAPER = "auto", "paper"
 PLAIN = "plain queue"  # the memory of the recipe `official`, without its schedule, size, pooling and augmentation
 
@@ -156,69 +169,7 @@ def cost_arms(setting: Setting) -> list[Arm]:
     return [Arm(OURS, settings, choose=None, measures=("beside_queue",), seeds=1)]
 
 
-# ------------------------------------------------------------------ timing
-
-TURNS = 12
-
-
-class Steps:
-    """Trains a config some steps at a time. Its memory, if it has one, is used from the first step."""
-
-    def __init__(self, config: Config, folder: Path) -> None:
-        self.run = RunState(config, read_run(config, folder), folder)
-        self.run.model.train()
-        self.learn_next = steps(self.run, 0, Console(config.optim.iterations, 0, quiet=True))
-        self.done = 0
-
-    def seconds(self, count: int) -> float:
-        """Makes the next `count` steps and returns the time per step, including the work queued on the device."""
-        self._wait()
-        start = time.perf_counter()
-        for step in range(self.done, self.done + count):
-            self.run.set_learning_rate(step)
-            self.learn_next(step, self.run.memory is not None)
-            if self.run.label_memory is not None and (step + 1) % self.run.label_check_every == 0:
-                ignore_label_errors(self.run.label_memory, self.run.dataset.train.num_classes)
-        self._wait()
-        self.done += count
-        return (time.perf_counter() - start) / count
-
-    def _wait(self) -> None:
-        if self.run.device.type == "cuda":
-            torch.cuda.synchronize(self.run.device)
-
-
-def in_turns(configs: Mapping[str, Config], folder: Path) -> dict[str, list[float]]:
-    """Seconds per step of several configs, trained in alternation in one process: whatever slows the machine slows them all.
-
-    The first quarter of the shortest schedule is not timed: kernels are compiled and memories fill.
-
-    Args:
-        configs: by name; they train on the same data.
-        folder: of a run on that data.
-    """
-    trained = {name: Steps(config, folder) for name, config in configs.items()}
-    length = min(config.optim.iterations for config in configs.values())
-    warm_up = max(1, length // 4)
-    turns = min(TURNS, length - warm_up)
-    for each in trained.values():
-        each.seconds(warm_up)
-    seconds: dict[str, list[float]] = {name: [] for name in configs}
-    order = list(configs)
-    for _ in range(turns):
-        for name in order:
-            seconds[name].append(trained[name].seconds((length - warm_up) // turns))
-        order.reverse()  # so that none always comes second
-    return seconds
-
-
-def measure_step_times(config: Config, folder: Path) -> dict[str, list[float]]:
-    """Seconds per step, turn by turn, of the run's config and of the same config with a plain queue."""
-    times = in_turns({"queue": override(config, PLAIN_QUEUE), "ours": config}, folder)
-    return {name: [digits(seconds) for seconds in each] for name, each in times.items()}
-
-
-# ------------------------------------------------------------------ drawing
+# ------------------------------------------------------------------ drawing the recipes
 
 
 def draw_recipes(data: str, studies: Sequence[Study]) -> list[Block]:
@@ -302,7 +253,163 @@ def draw_cost(data: str, studies: Sequence[Study]) -> list[Block]:
     return [Table(header, rows), note] if rows else []
 
 
-BEYOND = "beyond the paper"
+# ------------------------------------------------------------------ the cause
+
+PUSHED = "contrastive_pushed"
+PUSHES = (0.5, 0.8, 1.5, 3.0, 10.0)  # ρ; 1 is the balanced loss, no bound is the sum
+YOUNGER = 8
+SUM, LEVEL, YOUNG = "summed", "balanced", f"summed, rows {YOUNGER} times younger"
+
+SHARES = (
+    "Components of an anchor's gradient at the end of training, seed 0: mean norms of the pull of positives and of the push of "
+    "valid negatives; and the median age of the memory's rows and of its valid negatives, in batches enqueued since:"
+)
+
+
+class PushedContrastiveLoss(ContrastiveLoss):
+    """The balanced contrastive loss with a variable bound: an anchor's negatives weigh at most ρ times its positives.
+
+    L_i = Σ_P (1 − S) + c Σ_N [S − λ]₊, with c ≤ 1 the largest factor within the bound. `ContrastiveLoss` has ρ = 1. Only the
+    reduction "balanced" is changed.
+
+    Args:
+        push: ρ.
+    """
+
+    name = PUSHED
+    hyperparameters: ClassVar = {"margin": float, "push": float}
+
+    def __init__(self, margin: float = 0.5, push: float = 1.0, **options: Any) -> None:
+        super().__init__(margin, **options)
+        self.push = push
+
+    def _bound(self, pull: Tensor, push: Tensor) -> Tensor:
+        """(m,): c, from the weights of both sides; an anchor without positives is treated as if it had one."""
+        return (self.push * pull.clamp(min=1) / push.clamp(min=1)).clamp(max=1)
+
+    def dense(self, S: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
+        if self.reduction != "balanced":
+            return super().dense(S, positive, negative)
+        valid = negative & (self.margin < S)
+        c = self._bound(positive.sum(1).to(S.dtype), valid.sum(1).to(S.dtype))
+        return ((1 - S) * positive).sum(1) + c * ((S - self.margin) * valid).sum(1)
+
+    def combine(self, p: Any, n: Any) -> Any:
+        combined = super().combine(p, n)
+        if self.reduction != "balanced":
+            return combined
+        c = self._bound(p.weight, n.weight)
+        return combined._replace(loss=p.value + c * n.value, negative_sum=c)
+
+
+LOSS_CLASSES[PUSHED] = PushedContrastiveLoss  # so that configs can name it
+
+
+def cause_arms(setting: Setting) -> list[Arm]:
+    """Arms that differ in the memory only; the batch loss is always summed."""
+    kinds: dict[str, dict[str, Any]] = {NO_MEMORY: OFF, SUM: FULL_QUEUE, LEVEL: {**FULL_QUEUE, **BALANCED}}
+    if setting.data in SMALL:
+        kinds[YOUNG] = {**kinds[SUM], "memory.updates_per_step": YOUNGER}
+        for push in PUSHES:
+            kinds[_pushed(push)] = {**kinds[LEVEL], "loss.name": PUSHED, "loss.options": {"push": push}}
+    return held_out(setting, {label: {**SUMMED, **kind} for label, kind in kinds.items()}, ("shares",))
+
+
+def _pushed(push: float) -> str:
+    return f"push at most {push:g} × pull"
+
+
+# ------------------------------------------------------------------ drawing the cause
+
+
+def draw_cause(data: str, studies: Sequence[Study]) -> list[Block]:
+    blocks: list[Block] = []
+    for study in studies:
+        arms = {arm.label: arm for arm in study.arms}
+        first = {label: runs[0] for label, arm in arms.items() if (runs := study.finished(arm))}
+        if not {NO_MEMORY, SUM, LEVEL} <= first.keys():
+            continue
+        recall = {label: 100 * scores.mean for label, arm in arms.items() if (scores := study.spread(arm))}
+        ratios = {label: ratio(first[label]) for label in (SUM, LEVEL)}
+        drifts, ranks = (
+            {label: first[label].curve(name) for label in (NO_MEMORY, SUM, LEVEL)} for name in ("drift_100", "effective_rank")
+        )
+        panels = [
+            _panel("Negatives over positives, memory", "valid pairs, ratio", ratios, y_log=True),
+            _panel("Drift over 100 steps", "squared distance", drifts),
+            _panel("Effective rank of a batch", "", ranks),
+        ]
+        pushes = [push for push in PUSHES if _pushed(push) in first]
+        if pushes:
+            panels.append(_recall_by_bound(recall, sorted([1.0, *pushes])))
+        caption = f"{study.setting.label}, contrastive, seed 0: with the memory's pairs summed, and balanced."
+        blocks.append(Figure(f"cause_{study.setting.slug}", {"panels": panels}, caption))
+        rows = [[label, plus_minus(study.spread(arms[label])), *_late(run)] for label, run in first.items()]
+        header = ["held-out training classes", "R@1, %", "negatives over positives", "drift over 100 steps", "effective rank"]
+        blocks += [Table(header, rows), _cause_claim(study, recall, first)]
+        components = [[label, *_component_cells(run)] for label, run in first.items() if run.measures.get("shares")]
+        if components:
+            header = ["", "pull, batch", "push, batch", "pull, memory", "push, memory", "age of rows", "age of those that push"]
+            blocks += [SHARES, Table(header, components)]
+    if blocks:
+        blocks.append(
+            "All but the first two columns are medians over the last quarter of training, seed 0, of the memory's valid pairs."
+        )
+    return blocks
+
+
+def ratio(record: Record) -> tuple[list[float], list[float]]:
+    """(steps, valid negatives over valid positives of the memory)."""
+    positives = dict(zip(*record.curve("valid_positives_memory")))
+    negatives = zip(*record.curve("valid_negatives_memory"))
+    points = [(step, count / positives[step]) for step, count in negatives if positives.get(step) and count]
+    return [step for step, _ in points], [value for _, value in points]
+
+
+def _last_quarter(curve: tuple[list[float], list[float]]) -> float:
+    values = curve[1][len(curve[1]) * 3 // 4 :]
+    return float(np.median(values)) if values else float("nan")
+
+
+def _late(record: Record) -> list[str]:
+    curves = (ratio(record), record.curve("drift_100"), record.curve("effective_rank"))
+    return [MISSING if value != value else f"{value:.3g}" for value in map(_last_quarter, curves)]
+
+
+def _component_cells(record: Record) -> list[str]:
+    """Norms of the components of the gradient, and ages."""
+    shares = record.measures["shares"]
+    norms = [shares[where][side] if where in shares else None for where in ("batch", "memory") for side in ("pull", "push")]
+    ages = shares.get("age", {})
+    values = (*norms, ages.get("rows"), ages.get("valid negatives"))
+    return [MISSING if value is None else f"{value:.3g}" for value in values]
+
+
+def _panel(title: str, y: str, lines: dict[str, tuple[list[float], list[float]]], **more: Any) -> dict[str, Any]:
+    colours = {NO_MEMORY: 5, SUM: 1, LEVEL: 0}
+    drawn = [{"label": k, "x": x, "y": v, "colour": colours[k], "marker": False} for k, (x, v) in lines.items() if x]
+    return {"title": title, "x": "iteration", "y": y, "lines": drawn, **more}
+
+
+def _recall_by_bound(recall: dict[str, float], pushes: list[float]) -> dict[str, Any]:
+    by_bound = [recall[LEVEL if push == 1 else _pushed(push)] for push in pushes]
+    ends = [pushes[0], pushes[-1]]
+    lines = [
+        {"label": "push at most ρ × pull", "x": pushes, "y": by_bound, "colour": 0},
+        {"label": "no bound: the sum", "x": ends, "y": [recall[SUM]] * 2, "dashed": True, "marker": False, "colour": 1},
+        {"label": "no memory", "x": ends, "y": [recall[NO_MEMORY]] * 2, "dashed": True, "marker": False, "colour": 5},
+    ]
+    return {"title": "R@1 by the bound", "x": "ρ", "y": "R@1, %", "x_log": 10, "ticks": pushes, "lines": lines}
+
+
+def _cause_claim(study: Study, recall: dict[str, float], first: dict[str, Record]) -> Claim:
+    text = (
+        f"{study.setting.where}: with a summed memory, valid negatives weigh {_last_quarter(ratio(first[SUM])):.2g} times as "
+        f"much as positives late in training, and R@1 is {recall[SUM]:.1f}; it is {recall[NO_MEMORY]:.1f} without memory and "
+        f"{recall[LEVEL]:.1f} with a balanced one"
+    )
+    young = f"; with a summed memory whose rows are {YOUNGER} times younger it is {recall[YOUNG]:.1f}" if YOUNG in first else ""
+    return Claim(f"{text}{young} (held-out training classes).")
 
 
 def _noise_experiment(name: str, part: str, share: float) -> Experiment:
@@ -311,6 +418,7 @@ def _noise_experiment(name: str, part: str, share: float) -> Experiment:
 
 
 EXPERIMENTS = (
+    Experiment("robustness-cause", "The cause", BEYOND, SETTINGS, cause_arms, draw_cause),
     Experiment("robustness", "Every recipe, and no memory", BEYOND, SETTINGS, recipe_arms, draw_recipes),
     _noise_experiment("robustness-noise", "A tenth", NOISE["data.noise"]),
     _noise_experiment("robustness-noise-20", "A fifth", 0.2),

@@ -16,10 +16,9 @@ import numpy as np
 from paper.experiment import Arm, Experiment
 from paper.experiments.losses import paper_rows
 from paper.experiments.tuning import LETTER, ORDER, TUNED, TunedChoice, label_of, tuned_arms
-from paper.labels import read_labels
 from paper.page import Block, Claim, Table, printed, printed_gain
 from paper.published import Row
-from paper.record import unpacked
+from paper.record import read_labels, unpacked
 from paper.statistics import Gain, between, class_bootstrap, holm, in_words, p_value, paired_gain, points
 from paper.study import Spread, Study
 from xbm_app.data.benchmarks import BENCHMARKS

@@ -1,22 +1,31 @@
-"""Batch size and memory ratio: R@1 (Figures 1 and 6), and time and GPU memory (Table 2)."""
+"""Batch size and memory ratio: R@1 (Figures 1 and 6), and time and GPU memory (Table 2). How the steps of several ways to train
+are timed in alternation."""
 
 import json
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from paper import published
-from paper.experiment import LOSSES, Arm, Experiment, Setting, base, sized
+from paper.experiment import LOSSES, PLAIN_QUEUE, Arm, Experiment, Setting, base, sized
 from paper.experiments.losses import choices
 from paper.experiments.tuning import letter_arm
 from paper.page import Block, Claim, Figure, Table, plus_minus
 from paper.record import digits
 from paper.statistics import Gain, in_words
 from paper.study import Spread, Study
+from xbm_app.progress import Console
 from xbm_app.report.writing import MISSING
 from xbm_app.train.config import Config, override
+from xbm_app.train.dataset import read_run
+from xbm_app.train.label_errors import ignore_label_errors
+from xbm_app.train.loop import steps
+from xbm_app.train.state import RunState
 
 SIZES = (16, 32, 64, 128, 256)
 RATIOS = (0.0, 0.01, 0.05, 0.1, 0.2, 0.5, 1.0)
@@ -247,6 +256,68 @@ def draw_cost(data: str, studies: Sequence[Study]) -> list[Block]:
     )
     note += f" Ours were measured on {', '.join(sorted(devices))}." if devices else ""
     return [Table(["", "an iteration", "schedule", "GPU memory", "R@1, %"], rows), note] if studies else []
+
+
+# ------------------------------------------------------------------ steps timed in alternation
+
+TURNS = 12
+
+
+class Steps:
+    """Trains a config some steps at a time. Its memory, if it has one, is used from the first step."""
+
+    def __init__(self, config: Config, folder: Path) -> None:
+        self.run = RunState(config, read_run(config, folder), folder)
+        self.run.model.train()
+        self.learn_next = steps(self.run, 0, Console(config.optim.iterations, 0, quiet=True))
+        self.done = 0
+
+    def seconds(self, count: int) -> float:
+        """Makes the next `count` steps and returns the time per step, including the work queued on the device."""
+        self._wait()
+        start = time.perf_counter()
+        for step in range(self.done, self.done + count):
+            self.run.set_learning_rate(step)
+            self.learn_next(step, self.run.memory is not None)
+            if self.run.label_memory is not None and (step + 1) % self.run.label_check_every == 0:
+                ignore_label_errors(self.run.label_memory, self.run.dataset.train.num_classes)
+        self._wait()
+        self.done += count
+        return (time.perf_counter() - start) / count
+
+    def _wait(self) -> None:
+        if self.run.device.type == "cuda":
+            torch.cuda.synchronize(self.run.device)
+
+
+def in_turns(configs: Mapping[str, Config], folder: Path) -> dict[str, list[float]]:
+    """Seconds per step of several configs, trained in alternation in one process: whatever slows the machine slows them all.
+
+    The first quarter of the shortest schedule is not timed: kernels are compiled and memories fill.
+
+    Args:
+        configs: by name; they train on the same data.
+        folder: of a run on that data.
+    """
+    trained = {name: Steps(config, folder) for name, config in configs.items()}
+    length = min(config.optim.iterations for config in configs.values())
+    warm_up = max(1, length // 4)
+    turns = min(TURNS, length - warm_up)
+    for each in trained.values():
+        each.seconds(warm_up)
+    seconds: dict[str, list[float]] = {name: [] for name in configs}
+    order = list(configs)
+    for _ in range(turns):
+        for name in order:
+            seconds[name].append(trained[name].seconds((length - warm_up) // turns))
+        order.reverse()  # so that none always comes second
+    return seconds
+
+
+def measure_step_times(config: Config, folder: Path) -> dict[str, list[float]]:
+    """Seconds per step, turn by turn, of the run's config and of the same config with a plain queue."""
+    times = in_turns({"queue": override(config, PLAIN_QUEUE), "ours": config}, folder)
+    return {name: [digits(seconds) for seconds in each] for name, each in times.items()}
 
 
 EXPERIMENTS = (

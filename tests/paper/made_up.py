@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from paper.experiment import Experiment, Setting
-from paper.plan import Task, plan
 from paper.record import Records, identity
+from paper.study import Task, plan
 from xbm_app.train.config import Config
 
 CARS = Setting("cars", "efficientnet_lite0", "imagenet")

@@ -7,8 +7,8 @@ import pytest
 from paper import published
 from paper.claims import CLAIMS, FAILS, HOLDS, IN_PART, NOT_YET, ONE_SEED, UNTESTABLE, Finding, claims_page, write_claims
 from paper.experiments import ALL
-from paper.plan import plan
 from paper.record import Records
+from paper.study import plan
 from tests.paper.made_up import CARS, carry_out, invented
 
 ROOT = Path(__file__).parents[2]

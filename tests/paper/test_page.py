@@ -28,9 +28,8 @@ from paper.page import (
     settings_of,
     write_page,
 )
-from paper.plan import plan
 from paper.record import Records
-from paper.study import Spread
+from paper.study import Spread, plan
 from tests.paper.made_up import CARS, carry_out, invented
 from xbm_app.data.images import Dataset, ImageSet, Protocol
 from xbm_app.report import printed_figures

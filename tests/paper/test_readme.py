@@ -7,10 +7,9 @@ import pytest
 from paper.experiments import ALL, EXPERIMENTS
 from paper.experiments.s_table_3 import compare
 from paper.experiments.tuning import TUNED
-from paper.plan import Task, plan
 from paper.readme import BEGIN, END, README, default_recipe, evidence, paper_memory, write_readme
 from paper.record import Records
-from paper.study import Study
+from paper.study import Study, Task, plan
 from tests.paper.experiments.test_s_table_3 import CARS as GOOGLENET
 from tests.paper.experiments.test_s_table_3 import carry_out
 from tests.paper.made_up import CARS, invented

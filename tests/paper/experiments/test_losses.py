@@ -2,12 +2,10 @@ import pytest
 
 from paper.experiment import setting_of
 from paper.experiments import EXPERIMENTS
-from paper.experiments.comparison import draw_comparison
-from paper.experiments.losses import better_without, choices, columns_of, draw_losses
+from paper.experiments.losses import better_without, choices, columns_of, draw_comparison, draw_losses
 from paper.page import Claim, Table
-from paper.plan import Task, plan
 from paper.record import Records, identity
-from paper.study import Study
+from paper.study import Study, Task, plan
 from tests.paper.made_up import CARS, carry_out, invented
 from xbm_app.train.config import override
 from xbm_app.train.presets import preset

@@ -8,11 +8,23 @@ import torch
 import torch.nn.functional as F
 
 from paper.experiments import EXPERIMENTS
-from paper.experiments.negatives import EDGES, NEGATIVES, QUERIES, measure_mined, measure_retrieved, weight_shares
+from paper.experiments.negatives import (
+    EDGES,
+    NEGATIVES,
+    QUERIES,
+    gradient_shares,
+    measure_mined,
+    measure_retrieved,
+    weight_shares,
+)
 from paper.page import Claim, Figure, Pictures
+from tests.tiny import tiny_config
 from xbm.losses import ContrastiveLoss, MultiSimilarityLoss
 from xbm.memory import CrossBatchMemory
+from xbm_app.train.dataset import begin_run, read_run
 from xbm_app.train.finish import mined_negatives, write_examples
+from xbm_app.train.loop import train
+from xbm_app.train.state import RunState
 
 
 def test_valid_negatives_from_batch_and_memory(drawn):
@@ -173,3 +185,41 @@ def test_the_same_queries_in_every_run(tmp_path):
     assert one["queries"] == other["queries"] and len(set(one["queries"])) == QUERIES
     assert all(right[0] == 1 for right in one["right"])  # the neighbor's number differs in the last bit: the same class
     assert one["neighbours"][3] == [one["queries"][3] ^ 1, 0] and other["similarities"][0] == [0.25, 0.25]
+
+
+# ------------------------------------------------------------------ the components of a gradient
+
+
+@pytest.mark.parametrize("reduction", ["sum", "balanced"])
+def test_the_parts_of_a_gradient_by_hand(own_photos, tmp_path, reduction):
+    config = tiny_config(
+        own_photos, loss__reduction=reduction, loss__options="{margin: -0.9}", memory__start=1, optim__iterations=4
+    )
+    train(config, tmp_path / "run", quiet=True)
+    run = RunState(config, read_run(config, tmp_path / "run"), tmp_path / "run")
+    run.restore()
+    run.model.eval()
+    truth = np.asarray(run.dataset.train.labels)
+    shares = gradient_shares(run, truth)
+    assert shares["false"] == 0.0  # all labels are right
+    indices = run.data.sampler.batch(run.data.batches_per_step * 4)
+    anchors = run.model(run.data.feed.test(indices)).detach()
+    rows, ids, labels = run.memory.embeddings, run.memory.ids.numpy(), truth[indices]
+    positives = [np.flatnonzero((truth[ids] == label) & (ids != i)) for i, label in zip(indices, labels)]
+    pulls = [rows[list(each)].sum(0).norm().item() for each in positives]
+    assert shares["memory"]["pull"] == pytest.approx(np.mean(pulls), rel=1e-3)
+    assert shares["memory"]["pull_weight"] == pytest.approx(np.mean([len(each) for each in positives]), rel=1e-3)
+    near = (anchors @ rows.T).numpy() > -0.9
+    negatives = [((truth[ids] != label) & near[k]).sum() for k, label in enumerate(labels)]
+    pushes = [min(n, max(len(p), 1)) if reduction == "balanced" else n for n, p in zip(negatives, positives)]
+    assert shares["memory"]["push_weight"] == pytest.approx(np.mean(pushes), rel=1e-3)
+    assert shares["age"]["rows"] == run.memory.ages.median()
+
+
+def test_pushes_at_images_of_the_anchors_own_class_are_false(own_photos, tmp_path):
+    config = tiny_config(own_photos, loss__options="{margin: -0.9}", memory__start=1, optim__iterations=4)
+    train(config, tmp_path / "run", quiet=True)
+    run = RunState(config, begin_run(config, tmp_path / "run"), tmp_path / "run")
+    run.restore()
+    run.model.eval()
+    assert gradient_shares(run, np.zeros(len(run.dataset.train), np.int64))["false"] == 1.0

@@ -3,30 +3,32 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.nn.functional import normalize
 
-from paper.experiment import base, setting_of
-from paper.experiments import BEYOND, robustness
+from paper.experiment import setting_of
+from paper.experiments import BEYOND
 from paper.experiments.robustness import (
     EXPERIMENTS,
     NO_MEMORY,
-    Steps,
+    PUSHES,
+    PushedContrastiveLoss,
     _claim,
     candidate_arms,
+    cause_arms,
     draw_candidates,
+    draw_cause,
     draw_cost,
     draw_recipes,
-    in_turns,
-    measure_step_times,
+    ratio,
     recipe_arms,
     recipes,
 )
-from paper.page import Claim, Table
-from paper.plan import plan
-from paper.record import Records
-from paper.study import Spread, Study
-from tests.paper.made_up import CARS, invented
-from tests.tiny import tiny_config
-from xbm_app.train.config import override
+from paper.page import Claim, Figure, Table
+from paper.record import Record, Records
+from paper.study import Spread, Study, plan
+from tests.paper.made_up import CARS, carry_out, invented
+from xbm import ContrastiveLoss, CrossBatchMemory
+from xbm.losses import LOSSES
 
 GLYPHS = setting_of("glyphs")
 SCORES = {"sum": 0.50, "mean": 0.55, "balanced": 0.60}
@@ -159,48 +161,97 @@ def test_more_wrong_labels_are_asked_for_by_name():
         assert {arm.settings["data.noise"] for arm in experiment.arms(GLYPHS)} == {share}
 
 
-def test_everybody_warms_up_and_then_the_order_turns(photos, tmp_path, monkeypatch):
-    turns = []
-
-    class Watched(Steps):
-        def seconds(self, count):
-            turns.append((self.run.config.memory.update, self.done, count))
-            super().seconds(count)
-            return float(len(turns))
-
-    monkeypatch.setattr(robustness, "Steps", Watched)
-    monkeypatch.setattr(robustness, "TURNS", 3)
-    configs = {name: tiny_config(photos, optim__iterations=8, memory__update=name) for name in ("queue", "moving_average")}
-    times = in_turns(configs, tmp_path)
-    assert turns == [
-        ("queue", 0, 2), ("moving_average", 0, 2), ("queue", 2, 2), ("moving_average", 2, 2), ("moving_average", 4, 2),
-        ("queue", 4, 2), ("queue", 6, 2), ("moving_average", 6, 2),
-    ]  # fmt: skip
-    assert times == {"queue": [3.0, 6.0, 7.0], "moving_average": [4.0, 5.0, 8.0]}
+# ------------------------------------------------------------------ the cause
 
 
-def test_steps_train_and_their_memory_is_on_from_the_first(photos, tmp_path):
-    config = tiny_config(photos, optim__iterations=4, memory__start=3, memory__fill=False)
-    steps = Steps(config, tmp_path)
-    before = [p.detach().clone() for p in steps.run.model.parameters()]
-    assert steps.seconds(1) > 0 and steps.done == 1 and len(steps.run.memory) == config.batch.size
-    assert any(not torch.equal(one, other) for one, other in zip(before, steps.run.model.parameters()))
-    assert Steps(tiny_config(photos, memory__ratio=0.0), tmp_path).seconds(2) > 0
+def test_the_ratio_of_the_two_sides_where_both_are_known():
+    curves = {
+        "step": [0, 1, 2, 3], "valid_negatives_memory": [None, 30.0, 40.0, 0.0],
+        "valid_positives_memory": [None, 10.0, 0.0, 5.0],
+    }  # fmt: skip
+    assert ratio(Record({"config": {}, "curves": curves})) == ([1], [3.0])
 
 
-def test_looking_at_labels_is_part_of_what_a_step_takes(photos, tmp_path, monkeypatch):
-    looks = []
-    monkeypatch.setattr("paper.experiments.robustness.ignore_label_errors", lambda memory, classes: looks.append(classes))
-    Steps(tiny_config(photos, memory__update="moving_average", memory__doubt="skip"), tmp_path).seconds(10)
-    assert looks == [6]
+def test_one_thing_is_changed_at_a_time():
+    arms = {arm.label: dict(arm.settings) for arm in cause_arms(GLYPHS)}
+    younger, summed = arms["summed, rows 8 times younger"], arms["summed"]
+    assert younger.pop("memory.updates_per_step") == 8 and younger == summed
+    assert len(arms) == 4 + len(PUSHES) and len(cause_arms(CARS)) == 3  # a pretrained trunk does not collapse
 
 
-def test_the_plain_queue_is_the_released_codes_and_otherwise_the_same(tmp_path, monkeypatch):
-    timed = {}
-    monkeypatch.setattr(robustness, "in_turns", lambda configs, folder: timed.update(configs) or {"queue": [0.0123456]})
-    changes = {"memory.update": "moving_average", "memory.reduction": "balanced", "memory.batch_weight": 0.5}
-    config = override(base(setting_of("cars")), changes)
-    assert measure_step_times(config, tmp_path) == {"queue": [0.01235]} and timed["ours"] == config
-    plain = timed["queue"].memory
-    assert (plain.update, plain.ratio, plain.reduction, plain.batch_weight) == ("queue", 1.0, None, 1.0)
-    assert timed["queue"].loss.reduction == "sum" and timed["queue"].optim == config.optim
+def test_the_cause_is_drawn_and_told(tmp_path):
+    records = Records(tmp_path)
+    carry_out([BEYOND["robustness-cause"]], [GLYPHS], 1, records)
+    figure, table, claim, _, parts, _ = draw_cause("glyphs", [Study(BEYOND["robustness-cause"], GLYPHS, records)])
+    assert isinstance(figure, Figure) and isinstance(table, Table) and isinstance(claim, Claim)
+    assert parts.rows[1] == ["summed", "2.5", "0.5", "8", "30", "60", "55"]
+    sides, *_, swept = figure.data["panels"]
+    assert sides["lines"][0]["y"] == [20.0, 15.0, 10.0] and swept["lines"][0]["x"] == sorted([1.0, *PUSHES])
+    assert table.rows[1][0] == "summed" and table.rows[1][2] == "10" and "weigh 10 times as much as positives" in claim
+
+
+def test_nothing_is_drawn_before_its_runs_are_there(tmp_path):
+    assert draw_cause("glyphs", [Study(BEYOND["robustness-cause"], GLYPHS, Records(tmp_path))]) == []
+
+
+@pytest.mark.parametrize("setting", [GLYPHS, CARS])
+def test_the_cause_is_looked_for_on_held_out_classes(setting):
+    assert all(arm.settings["data.holdout"] > 0 and arm.choose is None for arm in cause_arms(setting))
+
+
+def scene():
+    torch.manual_seed(3)
+    anchors = normalize(torch.randn(7, 4, dtype=torch.float64) + 1.0).requires_grad_()
+    memory = CrossBatchMemory(53, 4, dtype=torch.float64)
+    memory.enqueue(normalize(torch.randn(53, 4, dtype=torch.float64) + 1.0), torch.arange(53) % 5, torch.arange(53))
+    return anchors, torch.arange(7) % 5, memory, torch.arange(100, 107)
+
+
+@pytest.mark.parametrize("engine", ["reference", "streaming"])
+def test_at_one_it_is_the_balanced_loss_and_without_bound_the_sum(engine):
+    for push, same in ((1.0, "balanced"), (1e9, "sum")):
+        results = []
+        for loss in (
+            PushedContrastiveLoss(push=push, reduction="balanced", engine=engine),
+            ContrastiveLoss(reduction=same, engine=engine),
+        ):
+            anchors, labels, memory, ids = scene()
+            value = loss(anchors, labels, memory, ids=ids)
+            value.backward()
+            results.append((value.item(), anchors.grad))
+        (one, gradient), (other, expected) = results
+        assert one == pytest.approx(other, rel=1e-12)
+        torch.testing.assert_close(gradient, expected)
+
+
+@pytest.mark.parametrize("engine", ["reference", "streaming"])
+def test_the_other_reductions_are_the_librarys(engine):
+    anchors, labels, memory, ids = scene()
+    for reduction in ("sum", "mean"):
+        ours, library = (
+            loss(reduction=reduction, engine=engine)(anchors, labels, memory, ids=ids).item()
+            for loss in (PushedContrastiveLoss, ContrastiveLoss)
+        )
+        assert ours == library
+
+
+@pytest.mark.parametrize("push", [0.5, 1.5])
+def test_both_engines_bound_the_push_alike(push):
+    outcomes = []
+    for engine in ("reference", "streaming"):
+        anchors, labels, memory, ids = scene()
+        loss = PushedContrastiveLoss(push=push, reduction="balanced", engine=engine)(anchors, labels, memory, ids=ids)
+        loss.backward()
+        outcomes.append((loss.detach(), anchors.grad))
+    torch.testing.assert_close(*outcomes)
+
+
+def test_configs_can_name_it():
+    assert LOSSES["contrastive_pushed"] is PushedContrastiveLoss and LOSSES["contrastive"] is ContrastiveLoss
+
+
+def test_negatives_weigh_at_most_rho_times_the_positives():
+    S = torch.tensor([[0.9, 0.8, 0.9, 0.8, 0.7, 0.6]], dtype=torch.float64)
+    positive = torch.tensor([[True, True, False, False, False, False]])
+    weights = PushedContrastiveLoss(push=1.5, reduction="balanced").weights(S, positive, ~positive)
+    assert weights.tolist()[0] == pytest.approx([1, 1, 0.75, 0.75, 0.75, 0.75])

@@ -8,16 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from paper.experiment import config_of
+from paper.experiment import GLYPHS, config_of
 from paper.experiments.s_table_3 import FAMILY, NOT_YET, Comparison, adjusted_p, compare, draw_tuned
 from paper.experiments.tuning import LETTER, ORDER, TUNED, tuned_arms
-from paper.labels import write_labels
 from paper.page import Claim, Table
-from paper.plan import plan
-from paper.record import Records
-from paper.smoke import GLYPHS
+from paper.record import Records, write_labels
 from paper.statistics import holm, paired_gain
-from paper.study import Spread, Study
+from paper.study import Spread, Study, plan
 from tests.paper.experiments.test_tuning import CARS, CUB, EXPERIMENT, POINTS
 from tests.paper.made_up import invented
 from xbm_app.data.images import Dataset, ImageSet, Protocol

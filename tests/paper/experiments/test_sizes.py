@@ -1,25 +1,30 @@
 import json
 
 import pytest
+import torch
 
 from paper.experiment import base, config_of, contrastive, setting_of, sized
-from paper.experiments import EXPERIMENTS
+from paper.experiments import EXPERIMENTS, sizes
 from paper.experiments.sizes import (
     RATIOS,
     SIZES,
     TABLE_2,
     TIMED,
+    Steps,
     _against,
     draw_batch_size,
     draw_cost,
     draw_figure_1,
+    in_turns,
     measure_cost,
+    measure_step_times,
 )
 from paper.page import Claim, Figure, Table
 from paper.record import Records, identity
 from paper.statistics import Gain
 from paper.study import Study
 from tests.paper.made_up import CARS, carry_out
+from tests.tiny import tiny_config
 from xbm_app.train.config import override
 
 
@@ -135,3 +140,53 @@ def test_cost_is_the_difference_of_a_long_run_and_a_short_one(tmp_path, monkeypa
     config = override(base(setting_of("cars")), TIMED)
     (tmp_path / "result.json").write_text(json.dumps(train(config, None, True)))
     assert measure_cost(config, tmp_path) == {"seconds_per_iteration": pytest.approx(0.02), "peak_memory_bytes": 7}
+
+
+# ------------------------------------------------------------------ steps timed in alternation
+
+
+def test_everybody_warms_up_and_then_the_order_turns(photos, tmp_path, monkeypatch):
+    turns = []
+
+    class Watched(Steps):
+        def seconds(self, count):
+            turns.append((self.run.config.memory.update, self.done, count))
+            super().seconds(count)
+            return float(len(turns))
+
+    monkeypatch.setattr(sizes, "Steps", Watched)
+    monkeypatch.setattr(sizes, "TURNS", 3)
+    configs = {name: tiny_config(photos, optim__iterations=8, memory__update=name) for name in ("queue", "moving_average")}
+    times = in_turns(configs, tmp_path)
+    assert turns == [
+        ("queue", 0, 2), ("moving_average", 0, 2), ("queue", 2, 2), ("moving_average", 2, 2), ("moving_average", 4, 2),
+        ("queue", 4, 2), ("queue", 6, 2), ("moving_average", 6, 2),
+    ]  # fmt: skip
+    assert times == {"queue": [3.0, 6.0, 7.0], "moving_average": [4.0, 5.0, 8.0]}
+
+
+def test_steps_train_and_their_memory_is_on_from_the_first(photos, tmp_path):
+    config = tiny_config(photos, optim__iterations=4, memory__start=3, memory__fill=False)
+    steps = Steps(config, tmp_path)
+    before = [p.detach().clone() for p in steps.run.model.parameters()]
+    assert steps.seconds(1) > 0 and steps.done == 1 and len(steps.run.memory) == config.batch.size
+    assert any(not torch.equal(one, other) for one, other in zip(before, steps.run.model.parameters()))
+    assert Steps(tiny_config(photos, memory__ratio=0.0), tmp_path).seconds(2) > 0
+
+
+def test_looking_at_labels_is_part_of_what_a_step_takes(photos, tmp_path, monkeypatch):
+    looks = []
+    monkeypatch.setattr("paper.experiments.sizes.ignore_label_errors", lambda memory, classes: looks.append(classes))
+    Steps(tiny_config(photos, memory__update="moving_average", memory__doubt="skip"), tmp_path).seconds(10)
+    assert looks == [6]
+
+
+def test_the_plain_queue_is_the_released_codes_and_otherwise_the_same(tmp_path, monkeypatch):
+    timed = {}
+    monkeypatch.setattr(sizes, "in_turns", lambda configs, folder: timed.update(configs) or {"queue": [0.0123456]})
+    changes = {"memory.update": "moving_average", "memory.reduction": "balanced", "memory.batch_weight": 0.5}
+    config = override(base(setting_of("cars")), changes)
+    assert measure_step_times(config, tmp_path) == {"queue": [0.01235]} and timed["ours"] == config
+    plain = timed["queue"].memory
+    assert (plain.update, plain.ratio, plain.reduction, plain.batch_weight) == ("queue", 1.0, None, 1.0)
+    assert timed["queue"].loss.reduction == "sum" and timed["queue"].optim == config.optim

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from paper.experiment import Setting, config_of
+from paper.experiment import GLYPHS, Setting, config_of
 from paper.experiments import EXPERIMENTS
 from paper.experiments.tuning import (
     LETTER,
@@ -20,11 +20,9 @@ from paper.experiments.tuning import (
     next_rate,
     tuned_arms,
 )
-from paper.plan import Task, plan
 from paper.record import Records, folder_name, identity, unpacked
-from paper.smoke import GLYPHS
-from paper.study import Study
-from paper.work import execute
+from paper.study import Study, Task, plan
+from paper.workers import execute
 from tests.paper.made_up import invented
 from xbm_app.train import loop
 from xbm_app.train.config import check, override

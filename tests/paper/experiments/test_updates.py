@@ -16,9 +16,8 @@ from paper.experiments.updates import (
     trick_arms,
 )  # fmt: skip
 from paper.page import Claim
-from paper.plan import plan
 from paper.record import Records, identity
-from paper.study import Study
+from paper.study import Study, plan
 from tests.paper.made_up import CARS, invented
 from xbm_app.train.config import override
 from xbm_app.train.presets import preset
