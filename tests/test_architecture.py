@@ -43,7 +43,7 @@ LAYERS = {
         {"distributed"}, {"retrieval", "two_tower_loss"}, {"testing", "integrations"},
     ],
     "xbm_app": [
-        {"database_file", "extras", "progress"}, {"files"}, {"data", "models"}, {"train"}, {"report"},
+        {"extras", "progress"}, {"files"}, {"data", "models"}, {"train"}, {"report"},
         {"launch", "search", "export"}, {"serve"}, {"cli"}, {"main"},
     ],
 }  # fmt: skip

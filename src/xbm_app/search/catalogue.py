@@ -1,4 +1,4 @@
-"""The format of an index: one SQLite file with the path, label, vector and thumbnail of every image.
+"""The format of an index: what it knows about each row, and one SQLite file with the path, label, vector and thumbnail of all.
 
 Everything else in an index can be rebuilt from it. SQLite's journal makes each batch of images appear completely or not at
 all, even if the process is killed. An id is never reused, not even for the same image embedded again, so what is derived from
@@ -12,15 +12,15 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from xbm.errors import InputError
 from xbm_app.files import forget_checksum, record_checksum, verify
 from xbm_app.search.filters import Filter, Value, check_columns, sql
-from xbm_app.search.rows import Entry, Item, Known, KnownRows
 
 FILE = "index.sqlite"
 FORMAT = 1
@@ -37,6 +37,58 @@ CREATE TABLE images (
 CREATE INDEX by_label ON images (label, id);
 CREATE TABLE thumbnails (id INTEGER PRIMARY KEY, webp BLOB NOT NULL);
 """
+
+
+# ------------------------------------------------------------------ what an index knows about its rows, in any engine
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One image, or one box in an image, to be added.
+
+    Attributes:
+        path: relative to the root of the source, with forward slashes.
+        label: its folder, or the label in the table; may be empty.
+        size: bytes of its file.
+        time: modification time of its file, in ns.
+        data: what else is known about it, by the name of the column.
+    """
+
+    path: str
+    label: str
+    size: int
+    time: int
+    box: tuple[int, int, int, int] | None = None
+    data: Mapping[str, Value] = field(default_factory=dict)
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What identifies the image: its path and, as text, its box."""
+        return self.path, "" if self.box is None else ",".join(map(str, self.box))
+
+
+class Known(NamedTuple):
+    """What the catalogue stores about an image, to tell whether it has changed."""
+
+    id: int
+    label: str
+    size: int
+    time: int
+
+
+KnownRows = Mapping[tuple[str, str], Known]  # by `Entry.key`
+
+
+class Item(NamedTuple):
+    """An image as a search result shows it."""
+
+    id: int
+    path: str
+    label: str
+    data: dict[str, Value] = {}  # noqa: RUF012
+
+
+# ------------------------------------------------------------------ the index in a folder
 
 
 class Catalogue:

@@ -4,9 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xbm.errors import InputError
-from xbm_app.search.catalogue import Catalogue
+from xbm_app.search.catalogue import Catalogue, Entry
 from xbm_app.search.filters import OPERATORS, Filter, filters_of, matches, parse_filter, plain
-from xbm_app.search.rows import Entry
 
 VALUES = [None, 0, 3, -2.5, 3.0, "red", "blue", "3", ""]
 
