@@ -20,10 +20,9 @@ from rich.table import Table
 
 from benchmarks.measure import medians
 from xbm_app.search.catalogue import FILE as CATALOGUE
-from xbm_app.search.catalogue import Catalogue
+from xbm_app.search.catalogue import Catalogue, Entry
 from xbm_app.search.neighbours import FILE as CODES
 from xbm_app.search.neighbours import build, open_neighbours, recall
-from xbm_app.search.rows import Entry
 
 ROWS, DIM, QUERIES, K, THREADS = 1_000_000, 128, 200, 10, 2
 EQUIVALENT = "PQ64x4fs,Refine(SQfp16)"  # the type of our index

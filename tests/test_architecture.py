@@ -43,12 +43,12 @@ LAYERS = {
         {"distributed"}, {"retrieval", "two_tower_loss"}, {"testing", "integrations"},
     ],
     "xbm_app": [
-        {"database_file", "extras", "progress"}, {"files"}, {"data", "models"}, {"train"}, {"report"},
+        {"extras", "progress"}, {"files"}, {"data", "models"}, {"train"}, {"report"},
         {"launch", "search", "export"}, {"serve"}, {"cli"}, {"main"},
     ],
 }  # fmt: skip
 MOST_LINES = 480
-MOST_MODULES = 210  # in src and paper together; grow by replacing
+MOST_MODULES = 150  # in src and paper together; grow by replacing
 
 
 def relative(path: Path) -> str:

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import sys
+import threading
 import warnings
 import zlib
 from collections.abc import Container, Iterator
@@ -19,11 +20,10 @@ from pathlib import Path
 from pickle import UnpicklingError
 from textwrap import shorten
 from tokenize import TokenError
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 from zipfile import BadZipFile, ZipFile
 
 from xbm.errors import DamagedFileError, InputError, XbmError
-from xbm_app.database_file import database_file
 
 if TYPE_CHECKING:
     import numpy as np
@@ -39,6 +39,8 @@ CHUNK = 1 << 20  # bytes read at once
 CHECKSUMS = "checksums.json"  # {file name: its checksum, and the one before}
 LISTED = re.compile(r"[0-9a-f]{8}-\d{1,18}")  # CRC-32 and length
 WINDOWS = os.name == "nt"
+_opened: dict[tuple[int, int], IO[bytes]] = {}  # by device and inode, which cannot be used again while the file is open
+_opening = threading.Lock()
 
 
 @contextmanager
@@ -194,6 +196,33 @@ def _checksum(path: Path, length: int | None = None) -> str:
         while chunk := file.read(CHUNK if length is None else min(CHUNK, length - size)):
             value, size = zlib.crc32(chunk, value), size + len(chunk)
     return f"{value:08x}-{size}"
+
+
+@contextmanager
+def database_file(path: Path) -> Iterator[IO[bytes]]:
+    """An SQLite file from its start, for one reader at a time, in a process that also uses it as a database.
+
+    POSIX takes away all locks that a process holds on a file as soon as the process closes any descriptor of it. SQLite would
+    not notice: another process that closes the database would then take itself for the last one, and delete the write-ahead
+    log from under the snapshot that is being read. So such a file is opened once, and stays open, except on Windows, which
+    has other locks.
+    """
+    if WINDOWS:
+        with open(path, "rb") as file:
+            yield file
+        return
+    with _opening:
+        key = _identity(path.stat())
+        if key not in _opened:
+            kept: IO[bytes] = open(path, "rb", buffering=0)  # noqa: SIM115
+            key = _identity(os.fstat(kept.fileno()))  # it may have been replaced meanwhile
+            _opened.setdefault(key, kept)
+        _opened[key].seek(0)
+        yield _opened[key]
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
 
 
 def write_checkpoint(path: Path, state: dict[str, Any]) -> None:

@@ -22,9 +22,8 @@ from xbm_app.data.own_images import read_folder
 from xbm_app.data.store import prepare, read_stored, write_outline
 from xbm_app.files import CHECKSUMS, MALFORMED, read_arrays, read_checkpoint, read_json, write_checkpoint
 from xbm_app.search import neighbours
-from xbm_app.search.catalogue import Catalogue
+from xbm_app.search.catalogue import Catalogue, Entry
 from xbm_app.search.embeddings import read_embeddings
-from xbm_app.search.rows import Entry
 from xbm_app.search.searcher import Searcher
 from xbm_app.search.update import update
 from xbm_app.train import config as configs

@@ -9,8 +9,7 @@ import pytest
 
 from xbm.errors import DamagedFileError
 from xbm_app.files import record_checksum, verify
-from xbm_app.search.catalogue import FILE, Catalogue
-from xbm_app.search.rows import Entry
+from xbm_app.search.catalogue import FILE, Catalogue, Entry
 
 WRITER = """
 import sys

@@ -234,7 +234,7 @@ def export(
     """
     from xbm_app.extras import require
     from xbm_app.search.catalogue import FILE
-    from xbm_app.search.engines import is_milvus, open_catalogue
+    from xbm_app.search.milvus import is_milvus, open_catalogue
 
     if is_milvus(run) or (Path(run) / FILE).is_file():
         if out is None or out.suffix.lower() != ".parquet":

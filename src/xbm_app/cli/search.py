@@ -34,9 +34,9 @@ def index(
     require("serve", "faiss")
 
     from xbm_app.search.embeddings import is_embeddings
-    from xbm_app.search.encoders import OwnEncoder
-    from xbm_app.search.engines import AnyCatalogue, is_milvus
+    from xbm_app.search.milvus import AnyCatalogue, is_milvus
     from xbm_app.search.neighbours import build, recall
+    from xbm_app.search.searcher import OwnEncoder
     from xbm_app.search.update import Changes, update, update_embeddings
 
     if not run.exists():
@@ -107,10 +107,8 @@ def search(
     import json as json_module
     import sys
 
-    from xbm_app.search.encoders import OwnEncoder
     from xbm_app.search.filters import filters_of
-    from xbm_app.search.results_page import Query, write_results_page
-    from xbm_app.search.searcher import Searcher, shown_path
+    from xbm_app.search.searcher import OwnEncoder, Query, Searcher, shown_path, write_results_page
 
     if not queries and text is None:
         raise InputError("nothing to search for: pass one or more image files, or --text")

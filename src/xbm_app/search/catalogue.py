@@ -1,4 +1,4 @@
-"""The format of an index: one SQLite file with the path, label, vector and thumbnail of every image.
+"""The format of an index: what it knows about each row, and one SQLite file with the path, label, vector and thumbnail of all.
 
 Everything else in an index can be rebuilt from it. SQLite's journal makes each batch of images appear completely or not at
 all, even if the process is killed. An id is never reused, not even for the same image embedded again, so what is derived from
@@ -12,15 +12,15 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from xbm.errors import InputError
 from xbm_app.files import forget_checksum, record_checksum, verify
-from xbm_app.search.filters import Filter, Value, check_columns, sql
-from xbm_app.search.rows import Entry, Item, Known, KnownRows
+from xbm_app.search.filters import Column, Columns, Filter, Value, check_columns, sql
 
 FILE = "index.sqlite"
 FORMAT = 1
@@ -39,6 +39,58 @@ CREATE TABLE thumbnails (id INTEGER PRIMARY KEY, webp BLOB NOT NULL);
 """
 
 
+# ------------------------------------------------------------------ what an index knows about its rows, in any engine
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One image, or one box in an image, to be added.
+
+    Attributes:
+        path: relative to the root of the source, with forward slashes.
+        label: its folder, or the label in the table; may be empty.
+        size: bytes of its file.
+        time: modification time of its file, in ns.
+        data: what else is known about it, by the name of the column.
+    """
+
+    path: str
+    label: str
+    size: int
+    time: int
+    box: tuple[int, int, int, int] | None = None
+    data: Mapping[str, Value] = field(default_factory=dict)
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What identifies the image: its path and, as text, its box."""
+        return self.path, "" if self.box is None else ",".join(map(str, self.box))
+
+
+class Known(NamedTuple):
+    """What the catalogue stores about an image, to tell whether it has changed."""
+
+    id: int
+    label: str
+    size: int
+    time: int
+
+
+KnownRows = Mapping[tuple[str, str], Known]  # by `Entry.key`
+
+
+class Item(NamedTuple):
+    """An image as a search result shows it."""
+
+    id: int
+    path: str
+    label: str
+    data: dict[str, Value] = {}  # noqa: RUF012
+
+
+# ------------------------------------------------------------------ the index in a folder
+
+
 class Catalogue:
     """An open catalogue. It may be shared between threads.
 
@@ -49,6 +101,7 @@ class Catalogue:
 
     def __init__(self, folder: Path, write: bool = False) -> None:
         self.folder, self._lock = Path(folder), threading.RLock()
+        self._columns, self._column_ids, self._columns_of = Columns(), np.empty(0, np.int64), (-1, -1)
         file = self.folder / FILE
         if not write and not file.is_file():
             raise InputError(f"{folder} is not an index: make one with `xbm index RUN IMAGES --out {folder}`")
@@ -102,6 +155,7 @@ class Catalogue:
             except BaseException as error:
                 if self._database.in_transaction:
                     self._database.execute("ROLLBACK")
+                self._columns_of = (-1, -1)  # a column that was read inside has what is gone now
                 if not isinstance(error, sqlite3.OperationalError):
                     raise
                 raise InputError(
@@ -268,11 +322,51 @@ class Catalogue:
         """
         columns = self.columns() if filters else []
         check_columns(filters, columns)
+        if not any(each.column in columns for each in filters):
+            return self._ids_by_sql(filters, False)
+        with self._one_content():
+            kept = {each.column: self._column(each.column) for each in filters if each.column in columns}
+            by_sql = [each for each in filters if kept.get(each.column) is None]
+            met = [column.meets(each) for each in filters if (column := kept.get(each.column)) is not None]
+            if not met:
+                return self._ids_by_sql(filters, True)
+            rows = np.logical_and.reduce(met)
+            if not by_sql:
+                return self._column_ids[rows]
+            some = self._ids_by_sql(by_sql, any(each.column in columns for each in by_sql))
+            return some[rows[np.searchsorted(self._column_ids, some)]]
+
+    def _ids_by_sql(self, filters: Sequence[Filter], joined: bool) -> np.ndarray:
         conditions = [sql(each) for each in filters]
-        joined = " LEFT JOIN metadata m ON m.id = i.id" if any(each.column in columns for each in filters) else ""
+        source = "images i LEFT JOIN metadata m ON m.id = i.id" if joined else "images i"
         where = f" WHERE {' AND '.join(text for text, _ in conditions)}" if filters else ""
         values = [value for _, some in conditions for value in some]
-        return np.array(self._rows(f"SELECT i.id FROM images i{joined}{where} ORDER BY i.id", values), np.int64).reshape(-1)
+        return np.array(self._rows(f"SELECT i.id FROM {source}{where} ORDER BY i.id", values), np.int64).reshape(-1)
+
+    def _column(self, name: str) -> Column | None:
+        """A column of the metadata in memory, with the rows `_column_ids`; None if it is too large. Inside `_one_content`."""
+        content = (self._rows("PRAGMA data_version")[0][0], self._database.total_changes)  # of other connections; of this one
+        if content != self._columns_of:
+            self._columns, self._column_ids, self._columns_of = Columns(), self._ids_by_sql((), False), content
+
+        def read() -> Iterator[Value]:
+            rows = f'SELECT m."{name}" FROM images i LEFT JOIN metadata m ON m.id = i.id ORDER BY i.id'
+            return (value for (value,) in self._database.execute(rows))
+
+        return self._columns.get(name, read)
+
+    @contextmanager
+    def _one_content(self) -> Iterator[None]:
+        """What is read inside is of one content, as with `hold`."""
+        with self._lock:
+            begun = not self._database.in_transaction
+            if begun:
+                self._database.execute("BEGIN")
+            try:
+                yield
+            finally:
+                if begun and self._database.in_transaction:
+                    self._database.execute("COMMIT")
 
     def vectors(self, ids: np.ndarray) -> np.ndarray:
         """(len(ids), D) float32, in the order of the ids; zeros for images that are no longer in the index."""

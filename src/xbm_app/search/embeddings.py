@@ -11,9 +11,9 @@ import numpy as np
 
 from xbm.errors import InputError
 from xbm_app.files import MALFORMED, read_arrays, replacing
-from xbm_app.search.engines import AnyCatalogue
+from xbm_app.search.catalogue import Entry
 from xbm_app.search.filters import OPERATORS, OWN, Value, plain
-from xbm_app.search.rows import Entry
+from xbm_app.search.milvus import AnyCatalogue
 
 SUFFIXES = (".npz", ".parquet")
 VECTORS = ("embedding", "embeddings", "vector", "vectors")  # names of the column that is not metadata

@@ -3,8 +3,13 @@
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from xbm.errors import InputError, unknown
 
@@ -12,6 +17,7 @@ Value = str | int | float | None  # of a metadata column
 OWN = ("label", "path")  # what every row has
 OPERATORS = ("<=", ">=", "!=", "=", "<", ">")
 SYNTAX = re.compile(r"\s*([^<>=!]+?)\s*(<=|>=|!=|=|<|>)\s*(.*?)\s*", re.DOTALL)
+COLUMN_BYTES = 256_000_000  # of the columns that an open index keeps in memory for filters
 NUMBER = re.compile(r"-?(0|[1-9]\d{0,17})(\.\d+)?([eE][-+]?\d{1,2})?")
 
 
@@ -120,3 +126,88 @@ def matches(each: Filter, row: Mapping[str, Value]) -> bool:
     a: Any = value
     b: Any = each.value
     return {"<": a < b, "<=": a <= b, ">": a > b, ">=": a >= b}[each.operator]
+
+
+# ------------------------------------------------------------------ the same for all rows at once
+
+
+class Column:
+    """The values of all rows in one column, as ranks: first the numbers, then the texts, then the missing.
+
+    A number equals a number and precedes it as in Python, whether int or float, so every filter is a range of ranks.
+
+    Attributes:
+        ranks: (N,) int32, of the rows in their order.
+        bytes: of memory.
+    """
+
+    def __init__(self, values: Iterable[Value], most: int = COLUMN_BYTES) -> None:
+        """Raises MemoryError if this takes more than `most` bytes."""
+        place: dict[Value, int] = {}
+        places, self.bytes = array("i"), 0
+        for value in values:
+            if value not in place:
+                self.bytes += sys.getsizeof(value) + 8
+                if self.bytes > most:
+                    raise MemoryError
+            places.append(place.setdefault(value, len(place)))
+        self.bytes += 4 * len(places)
+        if self.bytes > most:
+            raise MemoryError
+        self._numbers = sorted(value for value in place if isinstance(value, int | float))
+        self._texts = sorted(value for value in place if isinstance(value, str))
+        rank = np.full(len(place), -1, np.int32)
+        for number, value in enumerate([*self._numbers, *self._texts, *([None] if None in place else [])]):
+            rank[place[value]] = number
+        self.ranks = rank[np.frombuffer(places, np.int32)] if places else np.empty(0, np.int32)
+
+    def meets(self, each: Filter) -> np.ndarray:
+        """(N,) bool: what `matches` says about every row.
+
+        Example:
+            >>> Column([3, "cheap", None, 30.5]).meets(parse_filter("price<20"))
+            array([ True, False, False, False])
+        """
+        first, end = self._range(each)
+        met = (self.ranks >= first) & (self.ranks < end)
+        return ~met if each.operator == "!=" else met
+
+    def _range(self, each: Filter) -> tuple[int, int]:
+        """The ranks of the values that meet a filter; for !=, of those that do not."""
+        here: Any = self._texts if isinstance(each.value, str) else self._numbers
+        begin = len(self._numbers) if isinstance(each.value, str) else 0
+        if each.value is None or each.value != each.value:  # NaN is no value in SQL either
+            missing = len(self._numbers) + len(self._texts)
+            return (missing, missing + 1) if each.operator in ("=", "!=") else (0, 0)
+        left, right = begin + bisect_left(here, each.value), begin + bisect_right(here, each.value)
+        end = begin + len(here)
+        ranges = {"<": (begin, left), "<=": (begin, right), ">": (right, end), ">=": (left, end)}
+        return ranges.get(each.operator, (left, right))
+
+
+class Columns:
+    """The columns that filters have asked for, of one content of an index. Those used longest ago make room for new ones."""
+
+    def __init__(self, most: int = COLUMN_BYTES) -> None:
+        self._most, self._kept = most, dict[str, Column | None]()
+
+    def get(self, name: str, read: Callable[[], Iterable[Value]]) -> Column | None:
+        """The column, read if need be; None if it is too large."""
+        if name in self._kept:
+            self._kept[name] = self._kept.pop(name)  # the last is the one used last
+            return self._kept[name]
+        try:
+            column: Column | None = Column(read(), self._most)
+        except MemoryError:
+            column = None
+        self._kept[name] = column
+        for oldest in list(self._kept):
+            if self.bytes <= self._most:
+                break
+            if self._kept[oldest] is not None:
+                del self._kept[oldest]
+        return column
+
+    @property
+    def bytes(self) -> int:
+        return sum(column.bytes for column in self._kept.values() if column is not None)

@@ -8,20 +8,25 @@ leaves whole batches, and the next one continues.
 
 import base64
 import json
+import logging
+import os
 import secrets
 import tempfile
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from xbm.errors import InputError
+from xbm.errors import InputError, XbmError
+from xbm_app.extras import require
+from xbm_app.search.catalogue import Catalogue, Entry, Item, Known, KnownRows
 from xbm_app.search.filters import Filter, Value, check_columns, expression
-from xbm_app.search.milvus_connection import MilvusConnection
-from xbm_app.search.rows import Entry, Item, Known, KnownRows
 
+PREFIX = "milvus:"
+SECONDS = 10  # for an answer of the engine
 PAGE = 10_000  # rows per query; Milvus allows 16,384
 FEW = 2_000  # rows that meet a filter up to which all of them are compared
 INSERTED = 4_000_000  # bytes of vectors and thumbnails per insertion; Milvus accepts messages of 64 MB
@@ -30,6 +35,82 @@ PIECE = 48_000  # bytes of weights per row, less than TEXT in base64
 FLUSHED = 600  # seconds that an engine may take to index what was added
 FIELDS = ["path", "box", "label", "size", "time"]
 SHOWN = ["id", "path", "label", "data"]
+
+# ------------------------------------------------------------------ the connection
+
+
+class UnavailableError(XbmError):
+    """The engine that keeps an index does not answer; a later call may succeed."""
+
+
+class MilvusConnection:
+    """Collections of one name at one address: the rows of an index, and the facts about it. It may be shared between threads.
+
+    Its client connects again after a loss, which is raised as `UnavailableError`.
+
+    Args:
+        where: `milvus:FILE.db` or `milvus:http://HOST:PORT`, each with `#NAME` if the collection is not `xbm`.
+        write: whether the file may be created.
+    """
+
+    def __init__(self, where: str, write: bool) -> None:
+        require("milvus", "pymilvus")
+        import pymilvus.client.iterator.query_iterator  # noqa: F401  sets levels of its own
+
+        for quiet in ("pymilvus", "pymilvus.client.iterator.query_iterator", "grpc._server"):  # what matters is raised
+            logging.getLogger(quiet).setLevel(logging.CRITICAL)
+        self.folder = where  # as messages name it
+        address, _, name = where.removeprefix(PREFIX).partition("#")
+        self.name = name or "xbm"
+        if not address or not self.name.isidentifier():
+            raise InputError(
+                f"{where} names no engine: write milvus:FILE.db or milvus:http://HOST:PORT, and #NAME for a collection"
+            )
+        if not write and "://" not in address and not Path(address).exists():
+            raise InputError(f"{address} does not exist: make an index with `xbm index RUN IMAGES --to {where}`")
+        self._address, self._lock = address, threading.RLock()
+        self._connected: Any = None  # the client, while the engine answers
+
+    @property
+    def _facts(self) -> str:
+        return f"{self.name}_facts"
+
+    @property
+    def _client(self) -> Any:
+        """The client; connects if need be, also again after a loss."""
+        from pymilvus import MilvusClient
+
+        with self._lock:
+            if self._connected is None:
+                client = MilvusClient(self._address, token=os.environ.get("MILVUS_TOKEN", ""), timeout=SECONDS)
+                for name in (self._facts, self.name):
+                    if client.has_collection(name):
+                        client.load_collection(name)  # an engine that was started again has not loaded it
+                self._connected = client
+            return self._connected
+
+    def close(self) -> None:
+        with self._lock:
+            client, self._connected = self._connected, None
+        if client is not None:
+            with suppress(Exception):  # which may be the loss itself
+                client.close()
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        """Raises what goes wrong between here and the engine as `UnavailableError`; the next call connects again."""
+        from grpc import RpcError
+        from pymilvus.exceptions import MilvusException
+
+        try:
+            yield
+        except (MilvusException, RpcError, OSError) as error:
+            self.close()
+            reason = str(getattr(error, "message", error)).splitlines()[0][:200]
+            raise UnavailableError(f"{self.folder} does not answer ({reason}): see whether the engine is running") from error
+
+
+# ------------------------------------------------------------------ the index
 
 
 class MilvusCatalogue(MilvusConnection):
@@ -351,3 +432,40 @@ def _text(webp: bytes) -> str:
     """Thumbnails that are too long for a text are left out."""
     text = base64.b64encode(webp).decode()
     return text if len(text) <= TEXT else ""
+
+
+# ------------------------------------------------------------------ in a folder, or in Milvus
+
+AnyCatalogue = Catalogue | MilvusCatalogue  # both have the same methods
+
+
+def is_milvus(where: object) -> bool:
+    return str(where).startswith(PREFIX)
+
+
+def open_catalogue(where: Path | str) -> AnyCatalogue:
+    """Opens the index in a folder, or in Milvus."""
+    return MilvusCatalogue(str(where)) if is_milvus(where) else Catalogue(Path(where))
+
+
+class MilvusNeighbours:
+    """The nearest neighbors as Milvus finds them."""
+
+    kind = "milvus"
+    bytes = 0  # in this process
+
+    def __init__(self, catalogue: MilvusCatalogue) -> None:
+        self._catalogue = catalogue
+
+    @property
+    def ids(self) -> np.ndarray:
+        """(up to 10,000,): some of the rows."""
+        return self._catalogue.some_ids()
+
+    def search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """Similarities and ids of the k nearest, nearest first; places without a result hold −inf and −1."""
+        similarity, ids = np.full((len(queries), k), -np.inf, np.float32), np.full((len(queries), k), -1, np.int64)
+        for row, query in enumerate(queries):
+            for rank, (item, value) in enumerate(self._catalogue.search(query, k)):
+                similarity[row, rank], ids[row, rank] = value, item.id
+        return similarity, ids

@@ -15,8 +15,7 @@ import numpy as np
 from xbm.errors import DamagedFileError
 from xbm_app.files import replacing, verify
 from xbm_app.search.catalogue import Catalogue
-from xbm_app.search.engines import AnyCatalogue, MilvusNeighbours
-from xbm_app.search.milvus import MilvusCatalogue
+from xbm_app.search.milvus import AnyCatalogue, MilvusCatalogue, MilvusNeighbours
 
 FILE = "compressed.faiss"
 EXACT_BYTES = 200_000_000  # limit of exact search, in float32: 390,000 rows of 128 dimensions take about 40 ms on one core

@@ -1,30 +1,146 @@
-"""An index opened for searching: the nearest images to a query."""
+"""An index opened for searching: what embeds a query, the images nearest to it, and the page that shows them."""
 
 import hashlib
+import sys
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from PIL import Image
 
 from xbm.errors import DamagedFileError, InputError
-from xbm_app.data.decoding import UNREADABLE, decode
+from xbm_app.data.decoding import UNREADABLE, decode, fit
 from xbm_app.data.transforms import as_channels
 from xbm_app.extras import require
-from xbm_app.search.catalogue import FILE, root_of
-from xbm_app.search.encoders import SIDE, OwnEncoder
-from xbm_app.search.engines import MilvusNeighbours, is_milvus, open_catalogue
+from xbm_app.files import write_bytes
+from xbm_app.report.galleries import Encoder, strip, webp_uri
+from xbm_app.report.writing import Html, shell, tag
+from xbm_app.search.catalogue import FILE, Item, root_of
 from xbm_app.search.filters import Filter, Value
-from xbm_app.search.milvus import MilvusCatalogue
-from xbm_app.search.rows import Item
+from xbm_app.search.milvus import MilvusCatalogue, MilvusNeighbours, is_milvus, open_catalogue
 from xbm_app.train.load import Embedder
 
 MOST = 1000  # results per search
+SIDE = 512  # pixels of the shorter side of what an encoder of the user's own gets
+
+
+# ------------------------------------------------------------------ what embeds: a run's model, or an encoder of one's own
+
+
+class OwnEncoder:
+    """In the place of a trained run, a function of the user's own: a list of RGB images → an array (n, D).
+
+    The shorter side of each image is `SIDE` pixels. If the object has a method `encode_text`, which takes a list of texts, the
+    index can be searched by text as well. A class is called without arguments first. What it returns is scaled to unit length.
+
+    Args:
+        name: `module:object`; the module is imported from the current folder or the installed packages.
+
+    Raises:
+        InputError: there is no such object, or it cannot be called.
+    """
+
+    decoded_side = 2 * SIDE
+
+    def __init__(self, name: str) -> None:
+        module, _, attribute = name.partition(":")
+        if not module or not attribute:
+            raise InputError(f"--encoder takes module:object, such as clip_encoder:Encoder, got {name!r}")
+        if "" not in sys.path:
+            sys.path.insert(0, "")
+        try:
+            found: Any = import_module(module)
+        except ModuleNotFoundError as error:
+            if error.name != module.split(".")[0] and error.name != module:
+                raise
+            raise InputError(f"there is no module {module!r}: run the command in its folder, or install it") from None
+        for part in attribute.split("."):
+            found = getattr(found, part, None)
+        if isinstance(found, type):
+            found = found()
+        if not callable(found):
+            raise InputError(f"{name} is not a function or class: name what embeds a list of images")
+        self.name, self._encode = name, found
+        self._encode_text: Callable[[list[str]], Any] | None = getattr(found, "encode_text", None)
+
+    @property
+    def reads_text(self) -> bool:
+        return self._encode_text is not None
+
+    def view(self, image: Image.Image) -> np.ndarray:
+        return fit(image.convert("RGB"), SIDE, "shorter")
+
+    def embed_views(self, views: Sequence[np.ndarray]) -> torch.Tensor:
+        """(n, D): unit rows."""
+        return self._rows(self._encode([Image.fromarray(view) for view in views]), len(views))
+
+    def embed_text(self, texts: Sequence[str]) -> torch.Tensor:
+        """(n, D): unit rows.
+
+        Raises:
+            InputError: the encoder does not read text.
+        """
+        if self._encode_text is None:
+            raise InputError(f"{self.name} has no method encode_text: search by image, or add one that takes a list of texts")
+        return self._rows(self._encode_text(list(texts)), len(texts))
+
+    def _rows(self, returned: Any, count: int) -> torch.Tensor:
+        rows = torch.as_tensor(returned.detach().cpu() if isinstance(returned, torch.Tensor) else np.asarray(returned)).float()
+        if rows.dim() != 2 or len(rows) != count:
+            raise InputError(f"{self.name} must return an array ({count}, D) for {count} inputs, got {tuple(rows.shape)}")
+        length = rows.norm(dim=1, keepdim=True)
+        if not bool((torch.isfinite(length) & (length > 0)).all()):
+            raise InputError(f"{self.name} returned a vector that is zero or not finite: correct it before indexing")
+        return rows / length
+
+
+def hash_weights(digest: "hashlib._Hash", model: Embedder) -> str:
+    """Adds a model's weights to a hash: vectors can be compared only if they come from the same ones."""
+    for name, value in sorted(model.model.state_dict().items()):
+        digest.update(name.encode() + value.cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+@contextmanager
+def quickest_threads(model: Embedder | OwnEncoder | None, batch: int) -> Iterator[int]:
+    """Runs its body with one thread or with all, whichever embeds a batch of that size faster.
+
+    Small models on small images lose more to threads that wait for each other than they gain, on a busy machine a hundred
+    times more; large models need all cores.
+    """
+    before = torch.get_num_threads()
+    if not isinstance(model, Embedder):
+        yield before
+        return
+    side, channels = model.augmentation.resize, model.augmentation.channels
+    views = [np.zeros((side, side, channels), np.uint8)] * batch
+
+    def seconds(threads: int) -> float:
+        torch.set_num_threads(threads)
+        times = []
+        for _ in range(3):
+            start = time.perf_counter()
+            model.embed_views(views)
+            times.append(time.perf_counter() - start)
+        return min(times[1:])
+
+    chosen = before
+    if before > 1 and model.device.type == "cpu":
+        chosen = min((1, before), key=seconds)
+    torch.set_num_threads(chosen)
+    try:
+        yield chosen
+    finally:
+        torch.set_num_threads(before)
+
+
+# ------------------------------------------------------------------ the index
 
 
 class Hit(NamedTuple):
@@ -53,13 +169,6 @@ def shown_path(root: Path, path: str) -> str:
     """A path of an index as it can be opened from here: relative if it is below the current folder."""
     full = root / path
     return str(full.relative_to(Path.cwd())) if full.is_relative_to(Path.cwd()) else str(full)
-
-
-def hash_weights(digest: "hashlib._Hash", model: Embedder) -> str:
-    """Adds a model's weights to a hash: vectors can be compared only if they come from the same ones."""
-    for name, value in sorted(model.model.state_dict().items()):
-        digest.update(name.encode() + value.cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()
 
 
 class Searcher:
@@ -241,34 +350,40 @@ def _check(top: int, offset: int) -> None:
         raise InputError(f"the number of results must be 1 to {MOST}, those that are left out included, got {top + offset}")
 
 
-@contextmanager
-def quickest_threads(model: Embedder | OwnEncoder | None, batch: int) -> Iterator[int]:
-    """Runs its body with one thread or with all, whichever embeds a batch of that size faster.
+# ------------------------------------------------------------------ the page that `xbm search --sheet` writes
 
-    Small models on small images lose more to threads that wait for each other than they gain, on a busy machine a hundred
-    times more; large models need all cores.
+ENCODE = Encoder(320, 80)  # the picture of a query
+Query = tuple[str, Image.Image | None, Sequence[Hit]]  # its name, or its text where there is no image, and its results
+
+
+def write_results_page(
+    out: Path,
+    title: str,
+    queries: Sequence[Query],
+    thumbnail: Callable[[int], bytes | None],
+) -> Path:
+    """Writes one self-contained HTML file, each query with its results, and returns its path.
+
+    Args:
+        thumbnail: returns the WebP thumbnail of an image of the index.
     """
-    before = torch.get_num_threads()
-    if not isinstance(model, Embedder):
-        yield before
-        return
-    side, channels = model.augmentation.resize, model.augmentation.channels
-    views = [np.zeros((side, side, channels), np.uint8)] * batch
+    sections = []
+    for name, image, hits in queries:
+        picture = [] if image is None else [_frame(ENCODE(image), f"query {name}")]
+        query = tag("figure", *picture, tag("figcaption", "query" if picture else "query by text"))
+        results = [_result(rank, hit, thumbnail(hit.id)) for rank, hit in enumerate(hits, start=1)]
+        sections.append(tag("section", tag("h2", name), tag("div", query, strip(results, "nothing found"), class_="sheet")))
+    heading = tag("header", tag("h1", title), tag("p", "Nearest first; the number is the similarity.", class_="extent"))
+    write_bytes(out, shell(title, tag("main", heading, *sections)))
+    return out
 
-    def seconds(threads: int) -> float:
-        torch.set_num_threads(threads)
-        times = []
-        for _ in range(3):
-            start = time.perf_counter()
-            model.embed_views(views)
-            times.append(time.perf_counter() - start)
-        return min(times[1:])
 
-    chosen = before
-    if before > 1 and model.device.type == "cpu":
-        chosen = min((1, before), key=seconds)
-    torch.set_num_threads(chosen)
-    try:
-        yield chosen
-    finally:
-        torch.set_num_threads(before)
+def _result(rank: int, hit: Hit, webp: bytes | None) -> Html:
+    name = hit.label or hit.path
+    similarity = f"{hit.similarity:.3f}".replace("-", "−")
+    image = _frame(webp_uri(webp or b""), f"rank {rank}: {name}")
+    return tag("li", image, tag("b", similarity), tag("small", name, title=hit.path))
+
+
+def _frame(source: str, alt: str) -> Html:
+    return tag("span", tag("img", src=source, alt=alt, decoding="async"), class_="frame")

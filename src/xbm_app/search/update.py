@@ -20,14 +20,11 @@ from xbm_app.data.decoding import UNREADABLE
 from xbm_app.data.images import ImageSet, Row, image_files, inside, readable
 from xbm_app.data.own_images import COLUMNS, read_records, row_of
 from xbm_app.files import CHECKSUMS, lock, write_checkpoint
-from xbm_app.search.catalogue import FILE, TABLES, Catalogue, root_of
+from xbm_app.search.catalogue import FILE, TABLES, Catalogue, Entry, KnownRows, root_of
 from xbm_app.search.embeddings import metadata_columns, read_embeddings
-from xbm_app.search.encoders import OwnEncoder
-from xbm_app.search.engines import AnyCatalogue, is_milvus
 from xbm_app.search.filters import Value, plain
-from xbm_app.search.milvus import MilvusCatalogue
-from xbm_app.search.rows import Entry, KnownRows
-from xbm_app.search.searcher import hash_weights, quickest_threads
+from xbm_app.search.milvus import AnyCatalogue, MilvusCatalogue, is_milvus
+from xbm_app.search.searcher import OwnEncoder, hash_weights, quickest_threads
 from xbm_app.train.config import to_dict
 from xbm_app.train.load import Embedder, load
 

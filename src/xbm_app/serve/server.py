@@ -1,13 +1,19 @@
-"""The search server: its API, its page, and the process that serves them. Nothing that a client sends is used as a path."""
+"""The search server: what it shows, its API, its page, and the process that serves them.
+
+Nothing that a client sends is used as a path.
+"""
 
 import asyncio
 import sqlite3
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from importlib.resources import files
 from math import gcd
 from pathlib import Path
+from threading import Event, Thread
 from typing import Annotated, Any, TypeVar
 
 import numpy as np
@@ -15,20 +21,18 @@ from fastapi import FastAPI, File, Query, Request, UploadFile
 from fastapi import Path as InPath
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
-from pydantic import Field
+from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
 from xbm import __version__
-from xbm.errors import InputError
-from xbm_app.search.encoders import OwnEncoder
+from xbm.errors import InputError, XbmError
+from xbm_app.search.catalogue import Item
 from xbm_app.search.filters import filters_of
-from xbm_app.search.rows import Item, UnavailableError
-from xbm_app.search.searcher import Hit, Searcher, quickest_threads
+from xbm_app.search.milvus import UnavailableError
+from xbm_app.search.searcher import Hit, OwnEncoder, Searcher, quickest_threads
 from xbm_app.serve.access import Access, Guard, access_to, address, listen
 from xbm_app.serve.connections import Server, configured, expect_signals
-from xbm_app.serve.content import Content, Current
-from xbm_app.serve.schema import About, Answer, Error, Found, Health, Image, Images, Label, Labels, Result, Run, Vector
 from xbm_app.serve.uploads import MOST_BYTES, MOST_PIXELS, Decoders, UploadError, View
 
 T = TypeVar("T")
@@ -36,6 +40,141 @@ PAGE = {"/": ("index.html", "text/html"), "/app.js": ("app.js", "text/javascript
 LARGEST = 2**63 - 1  # largest id in SQLite
 MOST_PENDING = 128  # searches that wait for their turn; further ones are refused at once
 BUSY = "the server is busy: try again in a few seconds"
+LOOK_SECONDS = 1.0  # between two looks at whether an index has been updated
+
+# ------------------------------------------------------------------ what is shown
+
+
+class Content:
+    """What is shown at one time: one index, or two to compare. A request takes it once and keeps to it.
+
+    Attributes:
+        searchers: one or two.
+        names: of their runs, with their parent folders if both runs have the same name.
+        recalls: recall@10 of each index against exact search; None if it was not measured.
+        labels: (label, number of images) of the first index.
+    """
+
+    def __init__(self, searchers: Sequence[Searcher]) -> None:
+        if not 1 <= len(searchers) <= 2:
+            raise InputError(f"give one index, or two to compare, got {len(searchers)}")
+        self.searchers = tuple(searchers)
+        self.names = [s.name for s in searchers]
+        if len(set(self.names)) < len(searchers):
+            self.names = ["/".join(s.catalogue.get("run").split("/")[-2:]) for s in searchers]
+        self.recalls = [s.catalogue.get("recall@10", 1.0) for s in searchers]
+        self.labels = searchers[0].catalogue.labels()
+
+
+class Current:
+    """Holds the current content, which is replaced as a whole when `xbm index` has updated an index.
+
+    Args:
+        searchers: one or two that hold their content.
+    """
+
+    def __init__(self, searchers: Sequence[Searcher]) -> None:
+        self.content = Content(searchers)
+        self._unreadable = False
+
+    def refresh(self) -> None:
+        """Switches to indexes that have been updated; if one cannot be read, keeps what there is and says so once."""
+        try:
+            newer = [searcher.newer() for searcher in self.content.searchers]
+            if any(newer):
+                self.content = Content([new or old for new, old in zip(newer, self.content.searchers)])
+            self._unreadable = False
+        except (XbmError, OSError, sqlite3.Error) as error:
+            if not self._unreadable:
+                self._unreadable = True
+                print(f"note: still showing the index as it was: {error}", file=sys.stderr, flush=True)
+
+    @contextmanager
+    def refreshed(self) -> Iterator[None]:
+        """Looks for updates in the background."""
+        ended = Event()
+
+        def look() -> None:
+            while not ended.wait(LOOK_SECONDS):
+                self.refresh()
+
+        Thread(target=look, name="refresh", daemon=True).start()
+        try:
+            yield
+        finally:
+            ended.set()
+
+
+# ------------------------------------------------------------------ the JSON of the API, which /api/openapi.json describes
+
+
+class Error(BaseModel):
+    error: str = Field(description="what is wrong, in one sentence")
+
+
+class Health(BaseModel):
+    status: str = Field(examples=["ok"])
+    version: str
+
+
+class Run(BaseModel):
+    name: str = Field(description="the run whose model produced the vectors")
+    images: int
+    dim: int = Field(description="dimension of the vectors")
+    kind: str = Field(description="exact, compressed or milvus")
+    recall: float | None = Field(description="recall@10 against exact search when the index was made; null if not measured")
+    reads_images: bool = Field(description="whether an uploaded image can be a query")
+    reads_text: bool = Field(description="whether a text can be a query")
+    columns: list[str] = Field(description="what filters can compare, beside label and path")
+
+
+class About(BaseModel):
+    runs: list[Run] = Field(description="one run, or two to compare; `run` in other calls is a position in this list")
+    labels: int = Field(description="number of labels")
+    most_bytes: int = Field(description="largest upload, in bytes")
+    most_pixels: int = Field(description="largest upload, in pixels")
+
+
+class Label(BaseModel):
+    label: str
+    images: int = Field(description="number of images with this label")
+
+
+class Labels(BaseModel):
+    labels: list[Label]
+
+
+class Image(BaseModel):
+    id: int
+    label: str
+    path: str = Field(description="relative to the indexed folder")
+    data: dict[str, str | int | float] = Field(description="the other columns of its table")
+
+
+class Images(BaseModel):
+    images: list[Image]
+    total: int = Field(description="number of images to page through")
+
+
+class Result(Image):
+    similarity: float = Field(description="cosine similarity to the query")
+
+
+class Found(BaseModel):
+    name: str
+    known: bool = Field(description="false if this run's index does not contain the query image")
+    results: list[Result] = Field(description="nearest first")
+
+
+class Vector(BaseModel):
+    vector: list[float] = Field(max_length=100_000, description="of the same length as those of the index")
+
+
+class Answer(BaseModel):
+    query: Image | None = Field(description="the query image if it is in the index; null for an upload, a text or a vector")
+    runs: list[Found]
+    seconds: float
+
 
 # ------------------------------------------------------------------ the API
 

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from xbm.errors import InputError
-from xbm_app.search.catalogue import FILE, Catalogue
+from xbm_app.search.catalogue import FILE, Catalogue, Entry, Item, Known
 from xbm_app.search.filters import filters_of
-from xbm_app.search.rows import Entry, Item, Known
 
 
 def entry(path, label="a", size=1, time=1, box=None):

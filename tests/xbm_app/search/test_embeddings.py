@@ -1,4 +1,4 @@
-"""Embeddings made elsewhere, and encoders of the user's own."""
+"""Embeddings made elsewhere, and the commands that take them."""
 
 import json
 import textwrap
@@ -9,19 +9,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from PIL import Image
 from typer.testing import CliRunner
 
 from tests.xbm_app.search.test_neighbours import unit
 from xbm.errors import InputError
 from xbm_app.cli import app
-from xbm_app.search.catalogue import Catalogue
+from xbm_app.search.catalogue import Catalogue, Entry
 from xbm_app.search.embeddings import is_embeddings, read_embeddings, write_parquet
-from xbm_app.search.encoders import OwnEncoder
 from xbm_app.search.filters import filters_of
-from xbm_app.search.rows import Entry
 from xbm_app.search.searcher import Searcher
-from xbm_app.search.update import Changes, update, update_embeddings
+from xbm_app.search.update import Changes, update_embeddings
 
 COLUMNS = {"path": [f"{k}.png" for k in range(9)], "label": list("aabbccddd"), "price": [*range(8), None]}
 
@@ -194,32 +191,6 @@ def test_repeated_paths_other_lengths_and_clashing_columns_are_refused(tmp_path)
     (tmp_path / "e.npz").write_bytes(b"PK\3\4 not an archive")
     with pytest.raises(InputError, match="cannot be read"):
         list(read_embeddings(tmp_path / "e.npz"))
-
-
-def test_a_text_finds_images_by_an_encoder_of_ones_own(own_encoder, colors, tmp_path):
-    encoder = OwnEncoder(f"{own_encoder}:Encoder")
-    assert update(encoder, colors, tmp_path / "index", pytest.fail, quiet=True) == Changes(new=4)
-    searcher = Searcher(tmp_path / "index", encoder=encoder)
-    assert [hit.path for hit in searcher.search(searcher.embed_text("red"), 2)] == ["photos/0.png", "photos/1.png"]
-    assert [hit.path for hit in searcher.search(searcher.embed_text("red"), 1, filters_of(["price>=20"]))] == ["photos/3.png"]
-    assert searcher.search(searcher.embed(Image.new("RGB", (9, 9), (0, 0, 99))), 1)[0].path == "photos/3.png"
-    with pytest.raises(InputError, match="contains no model"):
-        Searcher(tmp_path / "index").embed_text("red")
-    with pytest.raises(InputError, match="was made by"):
-        Searcher(tmp_path / "index", encoder=OwnEncoder(f"{own_encoder}:images_only"))
-
-
-def test_encoders_that_do_not_fit_are_refused(own_encoder, colors, tmp_path):
-    for name, says in {
-        "toy": "module:object", "no_such_module:x": "no module", f"{own_encoder}:COLORS": "not a function",
-        f"{own_encoder}:no": "not a function",
-    }.items():  # fmt: skip
-        with pytest.raises(InputError, match=says):
-            OwnEncoder(name)
-    with pytest.raises(InputError, match="not finite"):
-        update(OwnEncoder(f"{own_encoder}:broken"), colors, tmp_path / "index", pytest.fail, quiet=True)
-    with pytest.raises(InputError, match="encode_text"):
-        OwnEncoder(f"{own_encoder}:images_only").embed_text(["red"])
 
 
 def test_the_commands_take_embeddings_encoders_texts_and_filters(own_encoder, colors, tmp_path, monkeypatch):

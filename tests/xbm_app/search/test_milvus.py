@@ -13,10 +13,10 @@ import pytest
 from tests.xbm_app.search.test_filters import VALUES
 from tests.xbm_app.search.test_neighbours import unit
 from xbm.errors import InputError
+from xbm_app.search.catalogue import Entry, Item, Known
 from xbm_app.search.filters import OPERATORS, Filter, filters_of, matches
-from xbm_app.search.milvus import MilvusCatalogue
+from xbm_app.search.milvus import MilvusCatalogue, UnavailableError
 from xbm_app.search.neighbours import build, recall
-from xbm_app.search.rows import Entry, Item, Known, UnavailableError
 from xbm_app.search.searcher import Searcher
 from xbm_app.search.update import Changes, update
 
@@ -166,7 +166,7 @@ def engine(tmp_path):
 
 def test_a_lost_engine_is_one_sentence_and_a_returned_one_is_used_again(engine, monkeypatch):
     where, start, end = engine
-    monkeypatch.setattr("xbm_app.search.milvus_connection.SECONDS", 2)
+    monkeypatch.setattr("xbm_app.search.milvus.SECONDS", 2)
     catalogue = MilvusCatalogue(where, write=True)
     catalogue.set("dim", 3)
     catalogue.add([Entry("x.png", "a", 1, 1)], np.eye(3)[:1], [b""])

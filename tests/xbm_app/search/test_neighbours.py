@@ -5,9 +5,8 @@ import numpy as np
 import pytest
 
 from xbm_app.search import neighbours as module
-from xbm_app.search.catalogue import Catalogue
+from xbm_app.search.catalogue import Catalogue, Entry
 from xbm_app.search.neighbours import FILE, build, open_neighbours, recall
-from xbm_app.search.rows import Entry
 
 DIM = 12
 

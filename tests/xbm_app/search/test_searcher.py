@@ -1,3 +1,4 @@
+import re
 import shutil
 import time
 
@@ -9,7 +10,17 @@ from PIL import Image
 from xbm.errors import InputError
 from xbm_app.search.catalogue import Catalogue
 from xbm_app.search.filters import filters_of
-from xbm_app.search.searcher import MOST, Searcher, find_index, quickest_threads, shown_path
+from xbm_app.search.searcher import (
+    MOST,
+    Hit,
+    OwnEncoder,
+    Searcher,
+    find_index,
+    quickest_threads,
+    shown_path,
+    write_results_page,
+)
+from xbm_app.search.update import Changes, update
 from xbm_app.train.load import Embedder, load
 
 
@@ -114,3 +125,60 @@ def test_one_thread_leaves_no_choice(searchable, monkeypatch):
     with quickest_threads(model, batch=3) as chosen:
         assert chosen == 1
     torch.set_num_threads(before)
+
+
+# ------------------------------------------------------------------ encoders of the user's own
+
+
+def test_a_text_finds_images_by_an_encoder_of_ones_own(own_encoder, colors, tmp_path):
+    encoder = OwnEncoder(f"{own_encoder}:Encoder")
+    assert update(encoder, colors, tmp_path / "index", pytest.fail, quiet=True) == Changes(new=4)
+    searcher = Searcher(tmp_path / "index", encoder=encoder)
+    assert [hit.path for hit in searcher.search(searcher.embed_text("red"), 2)] == ["photos/0.png", "photos/1.png"]
+    assert [hit.path for hit in searcher.search(searcher.embed_text("red"), 1, filters_of(["price>=20"]))] == ["photos/3.png"]
+    assert searcher.search(searcher.embed(Image.new("RGB", (9, 9), (0, 0, 99))), 1)[0].path == "photos/3.png"
+    with pytest.raises(InputError, match="contains no model"):
+        Searcher(tmp_path / "index").embed_text("red")
+    with pytest.raises(InputError, match="was made by"):
+        Searcher(tmp_path / "index", encoder=OwnEncoder(f"{own_encoder}:images_only"))
+
+
+def test_encoders_that_do_not_fit_are_refused(own_encoder, colors, tmp_path):
+    for name, says in {
+        "toy": "module:object", "no_such_module:x": "no module", f"{own_encoder}:COLORS": "not a function",
+        f"{own_encoder}:no": "not a function",
+    }.items():  # fmt: skip
+        with pytest.raises(InputError, match=says):
+            OwnEncoder(name)
+    with pytest.raises(InputError, match="not finite"):
+        update(OwnEncoder(f"{own_encoder}:broken"), colors, tmp_path / "index", pytest.fail, quiet=True)
+    with pytest.raises(InputError, match="encode_text"):
+        OwnEncoder(f"{own_encoder}:images_only").embed_text(["red"])
+
+
+# ------------------------------------------------------------------ the page of `xbm search --sheet`
+
+
+def test_the_page_shows_queries_and_results_and_fetches_nothing(made_index, own_photos, tmp_path):
+    searcher = Searcher(made_index)
+    image = searcher.open(own_photos / "class_01" / "0.png")
+    hits = searcher.search(searcher.embed(image), 5)
+    page = write_results_page(
+        tmp_path / "new" / "s.html", "Sheet", [("a.png", image, hits)], searcher.catalogue.thumbnail
+    ).read_text()
+    assert page.count("<img") == 6 and page.count("data:image/webp;base64,") == 6
+    assert [float(each) for each in re.findall(r"<b>([\d.]+)</b>", page)] == [round(hit.similarity, 3) for hit in hits]
+    assert not re.findall(r"(?:src|href)=\"(?!data:)[^\"]*", page)
+
+
+def test_what_comes_from_the_data_is_never_markup(tmp_path):
+    hit = Hit(1, -0.5, "<b>bold</b>", "<script>.png")
+    page = write_results_page(
+        tmp_path / "s.html", "<i>", [("<u>", Image.new("RGB", (4, 4)), [hit])], lambda _: None
+    ).read_text()
+    assert "<b>bold" not in page and "<script>" not in page and "<u>" not in page and "−0.500" in page
+
+
+def test_a_search_without_results_says_so(tmp_path):
+    page = write_results_page(tmp_path / "s.html", "t", [("q", Image.new("RGB", (4, 4)), [])], lambda _: None).read_text()
+    assert "nothing found" in page

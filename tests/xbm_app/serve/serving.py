@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from xbm_app.search.searcher import Searcher
 from xbm_app.serve.access import access_to, listen
 from xbm_app.serve.connections import Server, configured
-from xbm_app.serve.content import Current
-from xbm_app.serve.server import create_app
+from xbm_app.serve.server import Current, create_app
 from xbm_app.serve.uploads import Decoders
 
 

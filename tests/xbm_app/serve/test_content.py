@@ -14,8 +14,7 @@ from xbm_app.search.catalogue import FILE
 from xbm_app.search.searcher import Searcher
 from xbm_app.search.update import update
 from xbm_app.serve.access import access_to
-from xbm_app.serve.content import Current
-from xbm_app.serve.server import create_app
+from xbm_app.serve.server import Current, create_app
 
 
 @pytest.fixture
@@ -137,7 +136,7 @@ def test_a_catalogue_that_is_lost_is_a_503_as_json(client, current, index):
 
 
 def test_it_looks_for_updates_by_itself(current, index, searchable, photos, monkeypatch):
-    monkeypatch.setattr("xbm_app.serve.content.LOOK_SECONDS", 0.02)
+    monkeypatch.setattr("xbm_app.serve.server.LOOK_SECONDS", 0.02)
     new_picture(photos)
     switched = threading.Event()
     refresh = current.refresh

@@ -14,8 +14,7 @@ from schemathesis.specs.openapi.checks import content_type_conformance, response
 from starlette.testclient import TestClient
 
 from xbm_app.serve.access import access_to
-from xbm_app.serve.content import Current
-from xbm_app.serve.server import create_app
+from xbm_app.serve.server import Current, create_app
 from xbm_app.serve.uploads import FORMATS
 
 CHECKS = [not_a_server_error, content_type_conformance, response_schema_conformance, status_code_conformance]

@@ -15,10 +15,9 @@ from starlette.testclient import TestClient
 
 from tests.xbm_app.serve.bombs import jpeg_of_scans, png_of_zeros, text_named_jpg
 from xbm.errors import InputError
-from xbm_app.serve import schema, server
+from xbm_app.serve import server
 from xbm_app.serve.access import access_to
-from xbm_app.serve.content import Current
-from xbm_app.serve.server import _stride, create_app
+from xbm_app.serve.server import Current, _stride, create_app
 
 
 @pytest.fixture(scope="module")
@@ -206,8 +205,8 @@ def test_one_or_two_indexes_can_be_shown(searchers, count):
 def test_the_description_names_every_answer_and_every_refusal(searchers, decoders):
     client = TestClient(create_app(Current(searchers), access_to("127.0.0.1", [], None), decoders), base_url="http://localhost")
     description = client.get("/api/openapi.json").json()
-    own = {name for name, kind in vars(schema).items() if isinstance(kind, type) and kind.__module__ == schema.__name__}
-    assert all(issubclass(vars(schema)[name], BaseModel) for name in own)
+    models = {name: kind for name, kind in vars(server).items() if isinstance(kind, type) and issubclass(kind, BaseModel)}
+    own = {name for name, kind in models.items() if kind.__module__ == server.__name__}
     assert own <= description["components"]["schemas"].keys() and len(own) > 8
     assert description["paths"].keys() == {
         "/api/health", "/api/about", "/api/labels", "/api/images", "/api/thumbnails/{run}/{image}", "/api/search",

@@ -4,8 +4,7 @@ import pytest
 
 from tests.xbm_app.serve.serving import running
 from tests.xbm_app.serve.test_page_in_a_browser import results
-from xbm_app.search.encoders import OwnEncoder
-from xbm_app.search.searcher import Searcher
+from xbm_app.search.searcher import OwnEncoder, Searcher
 from xbm_app.search.update import update
 
 pytestmark = pytest.mark.browser
