@@ -54,6 +54,33 @@ def test_a_sound_loss_of_ones_own_passes():
     check_loss(Sound())
 
 
+class Hinge(PairLoss):
+    """Both sides stop at a bound, so the weights are 0 or 1: in the three types in which one writes that."""
+
+    def __init__(self, weigh):
+        super().__init__("sum")
+        self.weigh = weigh
+
+    def dense(self, S, positive, negative):
+        return ((0.9 - S).relu() * positive).sum(1) + ((S - 0.2).relu() * negative).sum(1)
+
+    def floor(self, p):
+        return 0.2
+
+    def negative(self, s, p, expand):
+        return Terms(value=(s - 0.2).relu(), weight=self.weigh(s > 0.2))
+
+    def positive(self, s, n, expand):
+        return Terms(value=(0.9 - s).relu(), weight=self.weigh(s < 0.9))
+
+
+@pytest.mark.parametrize(
+    "weigh", [lambda x: torch.where(x, 1.0, 0.0), lambda x: x, lambda x: x.double()], ids=["float32", "bool", "float64"]
+)
+def test_weights_of_any_type_are_those_of_the_similarities(weigh):
+    check_loss(Hinge(weigh), reductions=["sum"])
+
+
 class WrongWeight(Sound):
     def negative(self, s, p, expand):
         return Terms(value=(s - 0.3) ** 2, weight=s - 0.3)

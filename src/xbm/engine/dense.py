@@ -90,7 +90,7 @@ def pair_weights(t: Terms, valid: Tensor, lse: Tensor, sum_scale: Tensor | float
         total = total + sum_scale * t.weight
     if t.logit is not None:
         total = total + lse_scale * (t.logit - lse).exp() * t.slope
-    return torch.where(valid, total, 0)
+    return torch.where(valid, total, 0).to(lse.dtype)  # a weight such as torch.where(s < 1, 1.0, 0.0) is float32
 
 
 def statistics(active: Tensor | None, p: Side, n: Side) -> tuple[Tensor, ...]:
