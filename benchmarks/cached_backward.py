@@ -3,7 +3,8 @@
     python -m benchmarks.cached_backward [--out FILE.json]
 
 Memory is what torch allocates beyond the model, its gradients, the inputs and the cross-batch memory. A step in chunks needs
-the larger of two: the loss with its (N, D) embeddings and their gradient, or these two and the work of a chunk.
+the (N, D) embeddings, their gradient, and the larger of two: the work of the loss, or that of a chunk. docs/pairs.md has the
+figures.
 """
 
 import argparse
@@ -20,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
+from benchmarks.embeddings import commit
 from benchmarks.measure import machine, medians, peak_bytes
 from xbm import ContrastiveLoss, CrossBatchMemory, cached_backward
 
@@ -29,7 +31,12 @@ DIM = WIDTHS[-1]
 
 def network() -> nn.Module:
     layers = [nn.Sequential(nn.Linear(a, b), nn.GELU(), nn.Dropout(0.1)) for a, b in pairwise(WIDTHS)]
-    return nn.Sequential(*layers, nn.Linear(DIM, DIM))
+    return nn.Sequential(*layers, nn.Linear(DIM, DIM), UnitRows())
+
+
+class UnitRows(nn.Module):
+    def forward(self, v: Tensor) -> Tensor:
+        return F.normalize(v)
 
 
 def measure(inputs: int) -> dict[str, Any]:
@@ -39,7 +46,7 @@ def measure(inputs: int) -> dict[str, Any]:
     x, labels, ids = torch.randn(inputs, WIDTHS[0]), torch.arange(inputs) // 4, torch.arange(inputs) + ROWS
 
     def loss_of(v: Tensor) -> Tensor:
-        return loss_fn(F.normalize(v), labels, memory, ids=ids)
+        return loss_fn(v, labels, memory, ids=ids)
 
     def plain() -> None:
         loss_of(model(x)).backward()
@@ -81,7 +88,8 @@ def main(out: Path | None = None) -> None:
     if out is not None:
         about = {"device": machine(), "torch": torch.__version__, "python": platform.python_version()}
         about |= {"date": datetime.now(UTC).isoformat(timespec="seconds"), "command": "python -m benchmarks.cached_backward"}
-        out.write_text(json.dumps({**about, "chunk": CHUNK, "widths": WIDTHS, "rows": ROWS, "cases": cases}, indent=1))
+        about |= {"commit": commit(), "chunk": CHUNK, "widths": WIDTHS, "rows": ROWS, "cases": cases}
+        out.write_text(json.dumps(about, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -326,6 +326,24 @@ def test_beyond_the_embeddings_and_their_gradient_memory_does_not_grow_with_the_
     assert extra(8192, keep=False) < few / 2, "the embeddings should be gone before the chunks are embedded again"
 
 
+def test_nor_does_that_of_a_loss_against_a_memory_beyond_three_arrays_of_embeddings():
+    """The embeddings, their gradient from the loss, and the copy of it that autograd hands on."""
+    dim, rows = 64, 256
+    model, memory, loss_fn = net(8, dim), CrossBatchMemory(rows, dim), ContrastiveLoss()
+    memory.enqueue(F.normalize(torch.randn(rows, dim)), torch.arange(rows) // 4, torch.arange(rows))
+
+    def unit_rows(x):
+        return F.normalize(model(x))
+
+    def extra(n):
+        x, labels, ids = torch.randn(n, 7), torch.arange(n) // 4, torch.arange(n) + rows
+        peak = peak_bytes(lambda: cached_backward(unit_rows, x, lambda v: loss_fn(v, labels, memory, ids=ids), chunk=32))
+        return peak - 3 * n * dim * 4
+
+    few, some, many = extra(512), extra(2048), extra(8192)
+    assert max(some, many) < 1.2 * few, (few, some, many)
+
+
 def test_one_chunk_exists_at_a_time():
     model, outputs = net(), []
 
