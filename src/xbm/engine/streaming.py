@@ -143,7 +143,7 @@ def _compare(
         repulsion = pair_weights(terms, loss.floor(p.side) < S, n.side.lse, c.negative_sum, c.negative_lse)
         total[cut] = (repulsion - attraction) @ anchors / max(1, m)
     extra = statistics(c.active, p.side, n.side) if stats else ()
-    easiest = p.side.highest if related is not None and shards is None else None
+    easiest = p.side.highest if stats or (related is not None and shards is None) else None
     of_references, of_rows = [None, *gradients][-2:]
     return Result(c.loss.sum() / max(1, m), gradient / max(1, m), of_rows, extra, None, of_references, easiest)
 

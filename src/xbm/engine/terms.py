@@ -95,12 +95,7 @@ class Result(NamedTuple):
     statistics: tuple[Tensor, ...]  # five of (m,): see `PairStats`; empty if not requested
     unsound: Tensor | None  # (), anchors that had to be skipped; None if they were checked before
     reference_gradient: Tensor | None = None  # (r, D), in the references
-    easiest: Tensor | None = None  # (m,), the easiest positive's similarity, where it is known without statistics
-
-    @property
-    def easiest_positive(self) -> Tensor | None:
-        """(m,): the easiest positive's similarity, -inf where there is none; None if it is not known."""
-        return self.statistics[3] if self.statistics else self.easiest
+    easiest_positive: Tensor | None = None  # (m,), its similarity, -inf where there is none; None: not known
 
 
 @dataclass

@@ -129,7 +129,8 @@ class PairLoss(nn.Module):
             >>> torch.allclose(loss, torch.nn.functional.cross_entropy(logits, torch.arange(3)))
             True
         """
-        check_memory(memory)
+        if not isinstance(memory, CrossBatchMemory | None):
+            check_memory(memory)
         engine = self._choose_engine(anchors, memory, references)
         other = check_references(anchors, labels, ids, references, reference_labels, reference_ids)
         exclude = self.exclude if exclude is None else exclude

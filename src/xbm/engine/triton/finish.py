@@ -294,7 +294,7 @@ def finish_step(
         case.D, REDUCE_COLUMNS, p.splits_padded, min(REDUCE_SPLITS, p.splits_padded), 16, 128, s.scale, p.capacity < case.M,
     )  # fmt: skip
     statistics = () if counts is None or extremes is None else (*counts, *extremes)
-    return Result(loss, gradient, None, statistics, unsound)
+    return Result(loss, gradient, None, statistics, unsound, easiest_positive=statistics[3] if statistics else None)
 
 
 # ------------------------------------------------------------------ the gradient of the rows
