@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from xbm_app.train.load import load as load
     from xbm_app.train.pretrained import from_pretrained as from_pretrained
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"
 
 _HOME = {
     "CircleLoss": "xbm.losses",
