@@ -17,7 +17,7 @@ from xbm_app.data.benchmarks import BENCHMARKS
 from xbm_app.data.images import Dataset
 from xbm_app.files import replacing
 from xbm_app.report import printed_figures
-from xbm_app.report.writing import MISSING, listed, percent
+from xbm_app.report.writing import MISSING, listed, percent, recorded_device
 
 TEMPLATES = Path(__file__).parent / "pages"
 PRIVATE = Path("runs/photographs")  # contact sheets that must not be published; git ignores runs/
@@ -233,7 +233,7 @@ def provenance(studies: list[Study]) -> str:
         when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
         images = f"{data['train_images']:,} training images of {data['train_classes']} classes" if data else ""
         images += _missing(study.setting.data, data)
-        devices = listed(sorted({f"{run.values['device']}, {run.values['precision']}" for run in runs}))
+        devices = listed(sorted({f"{recorded_device(run.values['device'])}, {run.values['precision']}" for run in runs}))
         iterations = listed([f"{n:,}" for n in sorted({run.config["optim.iterations"] for run in runs})])
         count = len({id(run) for run in runs})
         lines.append(

@@ -147,6 +147,15 @@ def test_every_photograph_in_the_documents_may_be_redistributed():
     assert {path.stem for path in (ROOT / "docs" / "figures").glob("*.webp")} <= public
 
 
+def test_one_thread_is_singular_in_older_results_too(tmp_path):
+    records, devices = Records(tmp_path), ("cpu, 1 threads", "cpu, 1 thread", "cpu, 16 threads")
+    while ready := plan([EXPERIMENTS["s-table-3"]], [GLYPHS], 3, records).ready:
+        for task in ready:
+            records.write({**invented(task), "device": devices[task.config.seed]})
+    text = make_page(records, RESULTS, lambda _: False).text
+    assert "runs, cpu, 1 thread, bf16 and cpu, 16 threads, bf16;" in text
+
+
 def test_a_pretrained_trunks_runs_from_scratch_are_no_setting_of_their_own(records, tmp_path):
     assert any(record.config["model.weights"] == "none" for record in records)
     assert settings_of(records) == [CARS]
