@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from benchmarks.measure import medians
+from benchmarks.measure import medians, threads
 from xbm_app.data.feeds import Batches, DecodeFeed, Feed, ResidentFeed, StoreFeed
 from xbm_app.data.images import ImageSet
 from xbm_app.data.parallel import default_workers
@@ -69,7 +69,7 @@ def plain_batches(images: ImageSet, sampler: PKSampler, batches: int) -> Iterabl
 def rows() -> list[dict[str, object]]:
     """Returns one row per feed: images per second (median over the rounds) and the ratio to plain Pillow."""
     torch.set_num_threads(1)
-    threads = default_workers()
+    workers = default_workers()
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         (root / "images").mkdir()
@@ -86,11 +86,11 @@ def rows() -> list[dict[str, object]]:
         resident = ResidentFeed(stores["square"], PAPER, quiet=True)
         feeds: dict[str, tuple[int, Callable[[int], Iterable[object]]]] = {
             "plain Pillow, one process": (4, lambda batches: plain_batches(images, sampler, batches)),
-            f"decode, {threads} threads": (6, ahead(DecodeFeed(images, PAPER))),
-            f"store, {threads} threads": (40, ahead(StoreFeed(stores["square"], PAPER))),
+            f"decode, {threads(workers)}": (6, ahead(DecodeFeed(images, PAPER))),
+            f"store, {threads(workers)}": (40, ahead(StoreFeed(stores["square"], PAPER))),
             "store, 1 thread": (40, ahead(StoreFeed(stores["square"], PAPER), workers=1)),
-            f"store, resized crops, {threads} threads": (40, ahead(StoreFeed(stores["shorter"], OFFICIAL))),
-            f"resident in main memory, {threads} threads": (40, ahead(resident, workers=threads)),
+            f"store, resized crops, {threads(workers)}": (40, ahead(StoreFeed(stores["shorter"], OFFICIAL))),
+            f"resident in main memory, {threads(workers)}": (40, ahead(resident, workers=workers)),
         }
         if torch.cuda.is_available():
             feeds["resident on the GPU"] = (200, ahead(ResidentFeed(stores["square"], PAPER, device="cuda", quiet=True)))

@@ -42,5 +42,9 @@ def process_memory(field: str, process: int | str = "self") -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
 
 
+def threads(count: int) -> str:
+    return f"{count} thread{'s' if count > 1 else ''}"
+
+
 def machine() -> str:
-    return f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+    return f"{platform.processor() or platform.machine()}, {threads(torch.get_num_threads())}, torch {torch.__version__}"

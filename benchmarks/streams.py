@@ -35,6 +35,7 @@ from xbm_app.data.samplers import PKSampler, StreamSampler
 from xbm_app.data.store import Store, open_store, prepare
 from xbm_app.data.tar_shards import read_shards
 from xbm_app.data.transforms import Augmentation
+from xbm_app.report.writing import recorded_device
 
 RESULTS = Path(__file__).parent / "results" / "cpu-streams.json"
 PAGE = Path(__file__).parents[1] / "docs" / "data.md"
@@ -267,7 +268,7 @@ def figures() -> str:
     exactly = "continues bit for bit" if trained_on["resumes exactly"] else "does NOT continue bit for bit"
     lines = [
         f"{IMAGES:,} images of {SIDE} × {SIDE} pixels, {CLASSES:,} classes, in shards that are in the page cache "
-        f"({results['machine']}, other programs ran beside it; `python -m benchmarks.streams`):\n",
+        f"({recorded_device(results['machine'])}, other programs ran beside it; `python -m benchmarks.streams`):\n",
         f"- **Speed of reading**, beside a store of the same images: uncompressed images {ppm['stream'] / ppm['store']:.0%} "
         f"({ppm['stream']:,.0f} of {ppm['store']:,.0f} images per second); JPEG {jpg['stream'] / jpg['store']:.0%} "
         f"({jpg['stream']:,.0f} of {jpg['store']:,.0f}), since a stream decodes each image and a store holds pixels.",

@@ -1,17 +1,26 @@
 """Draws docs/retrieved.webp, the README's picture: queries of unseen classes, and their nearest images without and with memory.
 
 `xbm train --data PHOTOS --no-memory --out WITHOUT`, `xbm train --data PHOTOS --out WITH`, then
-`PYTHONPATH=. python docs/retrieved_picture.py PHOTOS WITHOUT WITH QUERY...`; without queries it lists candidates.
+`PYTHONPATH=. python docs/retrieved_picture.py PHOTOS WITHOUT WITH QUERY...`; without queries it lists candidates. It prints the
+figures of the picture's caption, and with the picture it writes them to docs/retrieved.json.
 """
 
 import csv
+import json
+import platform
+import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 import xbm
+from paper.record import identity
+from xbm_app.train.config import load
 
 HERE = Path(__file__).parent
 SIDE, QUERY, GAP, SHOWN, NAME = 84, 130, 6, 6, 96
@@ -36,17 +45,54 @@ def square(path: Path, side: int, border: str | None = None) -> Image.Image:
     return ImageOps.expand(picture.crop((4, 4, side - 4, side - 4)), 4, border) if border else picture
 
 
-def main(photos: Path, runs: list[Path], queries: list[str]) -> None:
+def commit() -> str:
+    words = ["git", "rev-parse", "--short", "HEAD"]
+    return subprocess.run(words, cwd=HERE, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def figures(labels: np.ndarray, right: list[np.ndarray]) -> dict[str, Any]:
+    """The figures of the caption, from the labels (N,) and, for each run, which neighbors are right (N, SHOWN)."""
+    better = right[1].sum(1) - right[0].sum(1)
+    return {
+        "images": len(labels),
+        "classes": len(set(labels.tolist())),
+        "recall@1": {name: round(float(hits[:, 0].mean()), 6) for name, hits in zip(("without", "with"), right)},
+        "more_right_with_memory": int((better > 0).sum()),
+        "fewer_right_with_memory": int((better < 0).sum()),
+        "as_many": int((better == 0).sum()),
+    }
+
+
+def about(runs: list[Path], queries: list[str]) -> dict[str, Any]:
+    """What the figures are from: settings and versions of both runs, the command, commit and date; no path of this machine."""
+    described = {}
+    for name, run in zip(("without", "with"), runs):
+        result = json.loads((run / "result.json").read_text(encoding="utf-8"))
+        kept = {key: result[key] for key in ("versions", "finished", "data")}
+        described[name] = {**kept, "config": identity(load(run / "config.yaml"))}
+    return {
+        "command": " ".join(["python docs/retrieved_picture.py PHOTOS WITHOUT WITH", *queries]),
+        "commit": commit(),
+        "date": time.strftime("%Y-%m-%d"),
+        "versions": {"python": platform.python_version(), "torch": torch.__version__, "xbm": xbm.__version__},
+        "queries": queries,
+        "runs": described,
+    }
+
+
+def main(photos: Path, runs: list[Path], queries: list[str], out: Path = HERE) -> None:
     images = test_images(runs[0])
     assert images == test_images(runs[1]), "the runs have different test classes"
     labels = np.array([label for _, label in images])
     nearest = [neighbours(run, photos, images) for run in runs]
     right = [labels[rows] == labels[:, None] for rows in nearest]
-    for run, hits in zip(runs, right):
-        print(f"{run.name}: R@1 {100 * hits[:, 0].mean():.1f} over {len(labels)} images of {len(set(labels))} classes")
-    better = right[1].sum(1) - right[0].sum(1)
-    print(f"more right with memory: {(better > 0).sum()}, fewer: {(better < 0).sum()}, as many: {(better == 0).sum()}")
+    found = figures(labels, right)
+    for name, recall in found["recall@1"].items():
+        print(f"{name} memory: R@1 {100 * recall:.1f} over {found['images']:,} images of {found['classes']} classes")
+    more, fewer = found["more_right_with_memory"], found["fewer_right_with_memory"]
+    print(f"more right with memory: {more}, fewer: {fewer}, as many: {found['as_many']}")
     if not queries:
+        better = right[1].sum(1) - right[0].sum(1)
         for index in [*np.argsort(-better, kind="stable")[:40], *np.argsort(better, kind="stable")[:15]]:
             print(images[index][0], int(right[0][index].sum()), int(right[1][index].sum()))
         return
@@ -65,7 +111,9 @@ def main(photos: Path, runs: list[Path], queries: list[str]) -> None:
             for place, each in enumerate(rows[index]):
                 border = RIGHT if labels[each] == labels[index] else WRONG
                 sheet.paste(square(photos / images[each][0], SIDE, border), (QUERY + NAME + 2 * GAP + place * (SIDE + GAP), y))
-    sheet.save(HERE / "retrieved.webp", quality=82, method=6)
+    record = {**found, **about(runs, queries)}
+    sheet.save(out / "retrieved.webp", quality=82, method=6)
+    (out / "retrieved.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

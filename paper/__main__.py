@@ -229,13 +229,13 @@ def report(
     data: Annotated[list[str] | None, DATA] = None,
 ) -> None:
     """Write the pages of results and their figures, and the README's lines about them; with --data, contact sheets of
-    photographs too.
+    photographs too. Those whose terms do not permit redistribution are drawn into runs/photographs, and not on the pages.
 
     Example: `python -m paper report` · `python -m paper report --data cars=~/cars`
     """
     from paper.claims import write_claims
     from paper.experiments import DOCUMENTS
-    from paper.page import write_page
+    from paper.page import PRIVATE, redistributable, write_page
     from paper.readme import write_readme
     from paper.record import Records
     from xbm.errors import InputError
@@ -247,6 +247,8 @@ def report(
     for document in DOCUMENTS:
         print(write_page(records, document, out, datasets))
     print(write_claims(records, out))
+    if not all(map(redistributable, datasets)):
+        print(PRIVATE)
     if out == DOCS and results == RESULTS_FOLDER:
         print(write_readme(records))
 

@@ -17,9 +17,10 @@ from xbm_app.data.benchmarks import BENCHMARKS
 from xbm_app.data.images import Dataset
 from xbm_app.files import replacing
 from xbm_app.report import printed_figures
-from xbm_app.report.writing import MISSING, listed, percent
+from xbm_app.report.writing import MISSING, listed, percent, recorded_device
 
 TEMPLATES = Path(__file__).parent / "pages"
+PRIVATE = Path("runs/photographs")  # contact sheets that must not be published; git ignores runs/
 NO_DATA = "not run: data not available"
 NOT_RUN = "not run"  # although there are other results on the same data
 ENOUGH = 0.25  # draw an experiment if this share of its arms has run: with fewer, they are runs of another experiment
@@ -91,6 +92,16 @@ class Pictures:
     data: str
     rows: Sequence[Sequence[Tile]]
     caption: str
+
+    @property
+    def public(self) -> bool:
+        """Whether a page may show it: the terms of its data set permit redistribution."""
+        return redistributable(self.data)
+
+
+def redistributable(data: str) -> bool:
+    """Whether images of a data set may be published; those of the built-in glyphs may."""
+    return data == "glyphs" or BENCHMARKS[data].redistributable
 
 
 SIDE, FRAME, TEXT, GAP, BREAK = 88, 4, 15, 5, 14  # pixels
@@ -169,7 +180,7 @@ def make_page(records: Records, document: Document, has_picture: Callable[[Pictu
     """Generates the text of a page and what its figures show.
 
     Args:
-        has_picture: whether a contact sheet exists or will be drawn.
+        has_picture: whether a contact sheet that may be published exists or will be drawn.
         mini: for the miniature runs of `smoke`.
     """
     settings = settings_of(records, mini)
@@ -222,7 +233,7 @@ def provenance(studies: list[Study]) -> str:
         when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
         images = f"{data['train_images']:,} training images of {data['train_classes']} classes" if data else ""
         images += _missing(study.setting.data, data)
-        devices = listed(sorted({f"{run.values['device']}, {run.values['precision']}" for run in runs}))
+        devices = listed(sorted({f"{recorded_device(run.values['device'])}, {run.values['precision']}" for run in runs}))
         iterations = listed([f"{n:,}" for n in sorted({run.config["optim.iterations"] for run in runs})])
         count = len({id(run) for run in runs})
         lines.append(
@@ -253,17 +264,26 @@ def _markdown(block: Block, has_picture: Callable[[Pictures], bool]) -> str:
         return block
     if isinstance(block, Table):
         return block.markdown()
-    if isinstance(block, Pictures) and not has_picture(block):
-        command = f"python -m paper report --data {block.data}=DIR"
-        return f"*{block.caption}* The photographs are not in this repository: `{command}` draws them."
+    if isinstance(block, Pictures) and not (block.public and has_picture(block)):
+        command = f"`python -m paper report --data {block.data}=DIR` draws them"
+        if block.public:
+            return f"*{block.caption}* The photographs are not in this repository: {command}."
+        local = f"with a copy of the data, {command} into `{PRIVATE}`"
+        return f"*{block.caption}* The photographs may not be redistributed: {local}."
     suffix = "svg" if isinstance(block, Figure) else "webp"
     return f"![{block.caption}](figures/{block.name}.{suffix})\n\n*{block.caption}*"
 
 
 def write_page(
-    records: Records, document: Document, out: Path, datasets: Mapping[str, Dataset] | None = None, mini: bool = False
+    records: Records,
+    document: Document,
+    out: Path,
+    datasets: Mapping[str, Dataset] | None = None,
+    mini: bool = False,
+    private: Path = PRIVATE,
 ) -> Path:
-    """Writes a page and its figures under `out`. Draws the contact sheets of the given data sets; keeps those already there."""
+    """Writes a page and its figures under `out`. Draws the contact sheets of the given data sets; keeps those already there.
+    Sheets that may not be published are drawn into `private`, and no page shows them."""
     datasets = datasets or {}
     folder = out / "figures"
     folder.mkdir(parents=True, exist_ok=True)
@@ -275,7 +295,9 @@ def write_page(
             printed_figures.save(figure.data, path)
     for sheet in page.pictures:
         if sheet.data in datasets:
-            draw_sheet(sheet.rows, datasets[sheet.data]).save(folder / f"{sheet.name}.webp", quality=80, method=6)
+            place = folder if sheet.public else private
+            place.mkdir(parents=True, exist_ok=True)
+            draw_sheet(sheet.rows, datasets[sheet.data]).save(place / f"{sheet.name}.webp", quality=80, method=6)
     target = out / document.name
     with replacing(target) as beside:
         beside.write_text(page.text, encoding="utf-8")

@@ -127,7 +127,7 @@ def default_recipe(records: Records) -> list[str]:
         of_paper = paired(scores[NO_MEMORY], scores[PAPER]).gain
         of_recipe += of_paper is not None
         if of_paper is not None and of_paper.sign < 0:
-            text = f"{where} with {trunk}: {percent(without)} → {percent(scores[PAPER].mean)}"
+            text = f"{where} with {trunk} ({percent(without)} → {percent(scores[PAPER].mean)})"
             fallen.append((of_paper.mean, text))
         gain = paired(scores[NO_MEMORY], scores[OURS]).gain
         if gain is None:
@@ -145,8 +145,8 @@ def default_recipe(records: Records) -> list[str]:
     first = "**A memory can also lower accuracy.** [docs/robustness.md](docs/robustness.md) shows where it does not help."
     parts = [first]
     if fallen:
-        worst = "; ".join(text for _, text in sorted(fallen)[:2])
-        parts.append(f"With the paper's settings, R@1 falls in {len(fallen)} of {of_recipe} settings, most in these: {worst}.")
+        worst = listed([text for _, text in sorted(fallen)[:2]])
+        parts.append(f"With the paper's settings, R@1 falls in {len(fallen)} of {of_recipe} settings, most for {worst}.")
     if gains:
         parts.append(
             "The default recipe, `auto`, is meant to avoid this; its settings were fixed before its first run on CUB. Against "

@@ -5,11 +5,12 @@ import sys
 import pytest
 import torch
 
+from paper import __main__ as paper_main
 from paper import workers
 from paper.__main__ import machine_of, run_smoke
 from paper.experiment import GLYPHS, Setting, base
 from paper.experiments import ALL, DOCUMENTS, RESULTS
-from paper.page import write_page
+from paper.page import PRIVATE, write_page
 from paper.record import Records, identity
 from paper.study import plan
 from paper.workers import Outcome, execute
@@ -86,7 +87,15 @@ def test_the_report_is_written(tmp_path):
     assert code == 0, err
     pages = [tmp_path / "docs" / name for name in ("results.md", "s-table-3.md", "robustness.md", "claims.md")]
     assert out.split() == [str(page) for page in pages] and all("not run" in page.read_text() for page in pages)
-    assert paper("report", "--results", tmp_path / "r", "--out", tmp_path / "docs", "--data", "glyphs").code == 0
+    code, again, err = paper("report", "--results", tmp_path / "r", "--out", tmp_path / "docs", "--data", "glyphs")
+    assert code == 0 and again == out, err
+
+
+def test_the_report_says_where_photographs_are_that_no_page_may_show(tmp_path, monkeypatch):
+    monkeypatch.setattr(paper_main, "read_datasets", lambda data: {"cars": None})
+    Records(tmp_path / "r").write({"config": identity(preset("sop")), "failed": "iteration 3", **ABOUT})
+    code, out, err = paper("report", "--results", tmp_path / "r", "--out", tmp_path / "docs", "--data", "cars=DIR")
+    assert code == 0 and out.split()[-1] == str(PRIVATE), err
 
 
 @pytest.mark.parametrize("name", ["run", "report"])

@@ -15,6 +15,7 @@ from paper.page import (
     FRAMES,
     GAP,
     NO_DATA,
+    PRIVATE,
     SIDE,
     TEXT,
     Claim,
@@ -56,9 +57,9 @@ def records(tmp_path):
     return records
 
 
-def photographs() -> Dataset:
-    images = ImageSet("cars train", np.arange(10) % 2, ["a", "b"], pixels=np.zeros((10, 8, 8), np.uint8))
-    return Dataset("cars", images, (Protocol("test", images, (1,)),))
+def photographs(data: str) -> Dataset:
+    images = ImageSet(f"{data} train", np.arange(10) % 2, ["a", "b"], pixels=np.zeros((10, 8, 8), np.uint8))
+    return Dataset(data, images, (Protocol("test", images, (1,)),))
 
 
 @pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(3, marks=pytest.mark.slow)])
@@ -109,14 +110,50 @@ def test_figures_are_drawn_once_and_again_when_their_values_change(records, tmp_
     assert "<svg" in (out / "figures" / "valid-negatives_cars.svg").read_text()
 
 
-def test_photographs_need_their_data_set_and_stay_once_they_are_there(records, tmp_path, monkeypatch):
+@pytest.mark.parametrize("data", ["glyphs", "omniglot"])
+def test_photographs_need_their_data_set_and_stay_once_they_are_there(tmp_path, monkeypatch, data):
     monkeypatch.setattr(printed_figures, "save", lambda data, path: None)
-    out = tmp_path / "docs"
-    assert "python -m paper report --data cars=DIR" in write_page(records, RESULTS, out).read_text()
-    page = write_page(records, RESULTS, out, {"cars": photographs()}).read_text()
-    sheet = out / "figures" / "mined-uniform_cars_efficientnet_lite0.webp"
+    records, out, private = Records(tmp_path / "results"), tmp_path / "docs", tmp_path / "private"
+    carry_out([EXPERIMENTS["mined"]], [setting_of(data)], 1, records)
+    assert f"python -m paper report --data {data}=DIR` draws them." in write_page(records, RESULTS, out).read_text()
+    page = write_page(records, RESULTS, out, {data: photographs(data)}, private=private).read_text()
+    sheet = out / "figures" / f"mined-uniform_{data}_small.webp"
     assert sheet.exists() and f"(figures/{sheet.name})" in page and "are not in this repository" not in page
-    assert write_page(records, RESULTS, out).read_text() == page
+    assert write_page(records, RESULTS, out).read_text() == page and not private.exists()
+
+
+def test_photographs_that_may_not_be_redistributed_are_drawn_beside_the_pages(records, tmp_path, monkeypatch):
+    monkeypatch.setattr(printed_figures, "save", lambda data, path: None)
+    out, private = tmp_path / "docs", tmp_path / "private"
+    name = "mined-uniform_cars_efficientnet_lite0.webp"
+    (out / "figures").mkdir(parents=True)
+    (out / "figures" / name).touch()  # as an earlier version drew it: no page links to it
+    page = write_page(records, RESULTS, out).read_text()
+    (out / "figures" / name).unlink()
+    assert "may not be redistributed" in page and "python -m paper report --data cars=DIR" in page and ".webp" not in page
+    assert write_page(records, RESULTS, out, {"cars": photographs("cars")}, private=private).read_text() == page
+    assert (private / name).exists() and not list(out.rglob("*.webp"))
+
+
+def test_git_ignores_the_photographs_that_may_not_be_redistributed():
+    assert f"{PRIVATE.parts[0]}/" in (ROOT / ".gitignore").read_text().splitlines()
+
+
+def test_every_photograph_in_the_documents_may_be_redistributed():
+    records = Records(ROOT / "paper" / "results")
+    sheets = [sheet for document in DOCUMENTS for sheet in make_page(records, document, lambda _: True).pictures]
+    assert "cars" in {sheet.data for sheet in sheets if not sheet.public}
+    public = {sheet.name for sheet in sheets if sheet.public}
+    assert {path.stem for path in (ROOT / "docs" / "figures").glob("*.webp")} <= public
+
+
+def test_one_thread_is_singular_in_older_results_too(tmp_path):
+    records, devices = Records(tmp_path), ("cpu, 1 threads", "cpu, 1 thread", "cpu, 16 threads")
+    while ready := plan([EXPERIMENTS["s-table-3"]], [GLYPHS], 3, records).ready:
+        for task in ready:
+            records.write({**invented(task), "device": devices[task.config.seed]})
+    text = make_page(records, RESULTS, lambda _: False).text
+    assert "runs, cpu, 1 thread, bf16 and cpu, 16 threads, bf16;" in text
 
 
 def test_a_pretrained_trunks_runs_from_scratch_are_no_setting_of_their_own(records, tmp_path):

@@ -79,7 +79,7 @@ def records(tmp_path):
 
 def test_the_recipes_are_counted_by_their_intervals(records):
     text = "\n".join(default_recipe(records))
-    assert "falls in 1 of 2 settings, most in these: multi-similarity on Cars-196 with EfficientNet-Lite0: 60.2 → 40.1." in text
+    assert "falls in 1 of 2 settings, most for multi-similarity on Cars-196 with EfficientNet-Lite0 (60.2 → 40.1)." in text
     assert "it is ahead in 1 of 2 settings (by 9.9 to 9.9 points, 95 % intervals above 0), behind in 1 " in text
     assert "(multi-similarity on Cars-196, EfficientNet-Lite0: −5.1), and not clearly different in 0" in text
     assert "(2 losses; Cars-196; 3 seeds; one learning rate for all, not tuned)" in text and "over-trained" not in text

@@ -6,6 +6,7 @@ Since text is escaped, data cannot become a tag. The page is self-contained.
 import base64
 import hashlib
 import math
+import re
 from collections.abc import Iterable, Sequence
 from functools import cache
 from html import escape
@@ -45,6 +46,16 @@ def error_bar(stat: Stat) -> str:
 def seeds(count: int) -> str:
     """ "one seed", "3 seeds"."""
     return "one seed" if count == 1 else f"{count} seeds"
+
+
+def recorded_device(text: str) -> str:
+    """A device as a result file has it; older files say "1 threads".
+
+    Example:
+        >>> recorded_device("cpu, 1 threads"), recorded_device("cpu, 11 threads")
+        ('cpu, 1 thread', 'cpu, 11 threads')
+    """
+    return re.sub(r"\b1 threads\b", "1 thread", text)
 
 
 def count(value: float) -> str:

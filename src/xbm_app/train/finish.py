@@ -192,7 +192,10 @@ def neighbours(protocol: Protocol, embeddings: dict[int, Tensor], ranks: Ranks) 
 def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"cpu, {torch.get_num_threads()} threads" if device.type == "cpu" else device.type
+    if device.type != "cpu":
+        return device.type
+    count = torch.get_num_threads()
+    return f"cpu, {count} thread{'s' if count > 1 else ''}"
 
 
 def write_examples(run: RunState, arrays: dict[str, np.ndarray]) -> None:

@@ -423,6 +423,7 @@ OMNIGLOT = Benchmark(
     release={"train": Count(19_280, 964), "test": Count(13_180, 659)},
     read=read_omniglot,
     missing=missing_drawings,
+    redistributable=True,
 )
 
 

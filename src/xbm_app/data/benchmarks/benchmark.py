@@ -52,6 +52,7 @@ class Benchmark:
         read: reads a root folder into a data set.
         missing: names the images that this copy lacks. By default none: if lists name every image, a missing one is
             noticed when it is opened.
+        redistributable: whether the terms permit publishing images of it, as in a figure of the documentation.
     """
 
     name: str
@@ -64,6 +65,7 @@ class Benchmark:
     release: Mapping[str, Count]
     read: Callable[[Path], Dataset]
     missing: Callable[[Dataset], list[str]] = lambda dataset: []
+    redistributable: bool = False
 
 
 def leave_one_out(name: str, root: Path, train: Sequence[Row], test: Sequence[Row], ks: tuple[int, ...]) -> Dataset:

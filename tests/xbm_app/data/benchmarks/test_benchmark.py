@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from xbm.errors import InputError
+from xbm_app.data.benchmarks import BENCHMARKS
 from xbm_app.data.benchmarks.benchmark import class_order, read_lines, split_fields
 from xbm_app.data.images import Row, image_set
 
@@ -10,6 +11,10 @@ def test_lines_are_counted_as_an_editor_counts_them(tmp_path):
     (tmp_path / "list.txt").write_bytes(b"\xef\xbb\xbfheader\r\n\r\n a 1 \r\n\nb 2")
     found = list(read_lines(tmp_path / "list.txt", "hint", skip=1))
     assert found == [(f"{tmp_path / 'list.txt'}, line 3", "a 1"), (f"{tmp_path / 'list.txt'}, line 5", "b 2")]
+
+
+def test_only_images_under_a_free_licence_may_be_redistributed():
+    assert {name: each.terms for name, each in BENCHMARKS.items() if each.redistributable} == {"omniglot": "MIT"}
 
 
 def test_a_list_that_is_missing_or_no_text_is_an_error(tmp_path):
