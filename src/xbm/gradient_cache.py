@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
+from xbm.checks import plain_integer
 from xbm.errors import InputError
 
 __all__ = ["cached_backward"]
@@ -87,11 +88,12 @@ def cached_backward(
         >>> queries, documents = torch.randn(10, 6), torch.randn(30, 6)
         >>> loss = cached_backward((model, model), (queries, documents), lambda q, d: (q @ d.T).logsumexp(1).mean(), chunk=8)
     """
-    if isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1:
+    height = plain_integer(chunk)
+    if height is None or height < 1:
         raise InputError(f"chunk must be an integer of at least 1, got {chunk!r}")
     if not callable(loss_fn):
         raise InputError(f"loss_fn must be callable, got {type(loss_fn).__name__}: pass a function of the embeddings")
-    parts = _parts(model, inputs, chunk)
+    parts = _parts(model, inputs, height)
     random = _Random({device for part in parts for device in part.devices()})
     embeddings, starts = [], []
     with torch.no_grad():

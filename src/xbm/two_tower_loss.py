@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from xbm.checks import check_embeddings, check_integers, sound_rows
+from xbm.checks import check_embeddings, check_integers, plain_integer, sound_rows
 from xbm.distributed import GlobalLoss, Ranks, ReplicatedMemory
 from xbm.distributed.ranks import the_ranks
 from xbm.errors import InputError
@@ -76,13 +76,14 @@ class TwoTowerLoss(nn.Module):
             raise InputError(
                 f"a row of the other tower is never the anchor itself: build the loss without exclude={loss.exclude!r}"
             )
-        if not isinstance(size, int) or size < 0:
+        pairs, width = plain_integer(size), plain_integer(dim)
+        if pairs is None or pairs < 0:
             raise InputError(f"size must be a whole number of pairs, or 0 for no memory, got {size!r}")
-        if not isinstance(dim, int) or dim < 1:
+        if width is None or width < 1:
             raise InputError(f"dim must be a positive integer, got {dim!r}")
-        self.loss, self.dim = loss, dim
+        self.loss, self.dim = loss, width
         self.ranks = the_ranks() if ranks is None else ranks
-        self.queries, self.documents = (self._new_memory(size, dim, dtype, device) for _ in range(2))
+        self.queries, self.documents = (self._new_memory(pairs, width, dtype, device) for _ in range(2))
         self.register_buffer("pairs", torch.zeros((), dtype=torch.int64, device=device))
         self.labelled: bool | None = None  # whether the pairs enqueued so far had labels
 

@@ -82,11 +82,12 @@ class MemoryRankingLoss(nn.Module):
             )
         if not scale > 0:
             raise InputError(f"scale must be positive, got {scale}")
-        self.model, self.size, self.symmetric, self._scale = model, size, symmetric, float(scale)
+        self.model, self.symmetric, self._scale = model, symmetric, float(scale)
         self.loss_fn = SupConLoss(1 / scale, learn_temperature=learn_temperature)
         device = next((parameter.device for parameter in model.parameters()), None)
         dim = _dimension(model)
         self.documents = ReplicatedMemory(size, dim, dtype=dtype, device=device)
+        self.size = self.documents.size
         self.anchors = ReplicatedMemory(size, dim, dtype=dtype, device=device) if symmetric else None
         self.loss_fn.to(device)
         self.register_state_dict_post_hook(_without_model)
