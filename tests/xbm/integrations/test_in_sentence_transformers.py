@@ -170,14 +170,18 @@ def test_a_checkpoint_elsewhere_is_found_by_the_argument(scene, uninterrupted, b
 def test_a_checkpoint_without_the_memory_is_refused(scene, uninterrupted, bert, tmp_path):
     folder = at_step_5(uninterrupted, tmp_path)
     (folder / "checkpoint-5" / "loss.pt").unlink()
-    with pytest.raises(InputError, match=r"resumes at step 5, but there is no .*loss\.pt: .*leave out the callback") as error:
+    with pytest.raises(
+        InputError, match=r"resumes at step 5, but .* no loss\.pt of that step: .*leave out the callback"
+    ) as error:
         scene.new_trainer(folder, bert).train(resume_from_checkpoint=True)
     assert "\n" not in str(error.value)
 
 
 def test_a_checkpoint_is_small_and_complete(uninterrupted):
     folder = Path(uninterrupted.args.output_dir) / "checkpoint-5"
-    state = torch.load(folder / "loss.pt", weights_only=True)
+    saved = torch.load(folder / "loss.pt", weights_only=True)
+    state = saved["loss"]
+    assert saved["step"] == 5
     assert not [name for name in state if name.startswith("model")] and not [*folder.glob("*.part")]
     assert int(state["documents.count"]) == 35 and "loss_fn.log_temperature" in state
 
@@ -208,8 +212,21 @@ def test_one_file_for_each_loss(scene, bert, tmp_path):
         trainer.add_callback(callback)
     trainer.train()
     folder = tmp_path / "run" / "checkpoint-5"
-    assert len(torch.load(folder / "first.pt")["documents.rows"]) == 43
-    assert len(torch.load(folder / "second.pt")["documents.rows"]) == 3
+    assert len(torch.load(folder / "first.pt")["loss"]["documents.rows"]) == 43
+    assert len(torch.load(folder / "second.pt")["loss"]["documents.rows"]) == 3
+
+
+def test_two_losses_with_the_same_file_are_refused(scene, bert, tmp_path):
+    """Each would write loss.pt, and on resuming both would get the rows of the latter."""
+    model = scene.new_model(bert)
+    losses = {name: MemoryRankingLoss(model, size=size) for name, size in (("a", 43), ("b", 43))}
+    data = {name: scene.pairs() for name in losses}
+    callbacks = [loss.callback for loss in losses.values()]
+    settings = scene.SentenceTransformerTrainingArguments(str(tmp_path), max_steps=1, use_cpu=True, report_to=[])
+    trainer = scene.SentenceTransformerTrainer(model, settings, data, loss=losses, callbacks=callbacks)
+    with pytest.raises(InputError, match=r"the same loss\.pt .* with different names"):
+        trainer.train()
+    assert not len(losses["a"].documents)
 
 
 def test_the_model_card_names_the_loss(uninterrupted):
