@@ -83,8 +83,37 @@ def test_a_text_is_recognized_in_batches_of_other_lengths_and_columns(scene, ber
     first = scene.Dataset.from_dict({"a": ["word1 word2", "word3"], "p": ["word4 word5", "word6 word7"]})
     later = scene.Dataset.from_dict({"a": ["word8 " * 9, "word4 word5"], "p": ["word9", "word6 word7"]})
     loss(scene.tokens(model, first), None)
-    hashes = torch.cat([text_hash(column) for column in scene.tokens(model, later)])
+    hashes = torch.cat([text_hash(column, loss.token_kinds) for column in scene.tokens(model, later)])
     assert len(others(loss.documents, hashes).labels) == 0
+
+
+def test_a_text_is_recognized_after_any_prompt_or_none(scene, bert):
+    model = scene.new_model(bert)
+    if not hasattr(model, "preprocess"):
+        pytest.skip("before version 6, the length of a prompt is stated for few models")
+    loss = MemoryRankingLoss(model, size=50)
+    found = [
+        text_hash(model.preprocess(["word5 word6", "word7", ""], prompt=prompt), loss.token_kinds).tolist()
+        for prompt in (None, "word1 ", "word2 word3: ")
+    ]
+    assert found[0] == found[1] == found[2] and len({*found[0]}) == 3
+
+
+def test_the_trainer_passes_prompts_on_to_the_loss(scene, bert, tmp_path):
+    """The same texts in every batch, after other prompts: all of the memory is left out."""
+    rows = scene.Dataset.from_dict({"anchor": ["word1 word2", "word3"], "positive": ["word4", "word5 word6"]})
+    settings = scene.SentenceTransformerTrainingArguments(
+        str(tmp_path), max_steps=2, use_cpu=True, report_to=[], disable_tqdm=True, save_strategy="no",
+        per_device_train_batch_size=2, prompts={"anchor": "word8 word9: ", "positive": "word7 "},
+    )  # fmt: skip
+    model = scene.new_model(bert)
+    if not hasattr(model, "preprocess"):
+        pytest.skip("before version 6, the length of a prompt is stated for few models")
+    loss = MemoryRankingLoss(model, size=50)
+    scene.SentenceTransformerTrainer(model, settings, rows, loss=loss).train()
+    assert len(loss.documents) == 4
+    plain = torch.cat([text_hash(column, loss.token_kinds) for column in scene.tokens(model, rows)])
+    assert len(others(loss.documents, plain).labels) == 0
 
 
 def test_a_model_that_truncates_trains_on_whole_embeddings(scene, bert):
