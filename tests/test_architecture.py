@@ -39,7 +39,7 @@ LAZY_FORWARDS = {"xbm/__init__.py", "xbm/__main__.py"}
 # Within the library and the applications: a folder or module imports only those of the layers before its own.
 LAYERS = {
     "xbm": [
-        {"errors"}, {"checks", "kernels", "gradient_cache", "momentum_encoder"}, {"engine"}, {"memory"}, {"losses"},
+        {"errors"}, {"checks"}, {"kernels", "gradient_cache", "momentum_encoder"}, {"engine"}, {"memory"}, {"losses"},
         {"distributed"}, {"retrieval", "two_tower_loss"}, {"testing", "integrations"},
     ],
     "xbm_app": [

@@ -2,6 +2,7 @@
 
 import math
 import numbers
+import operator
 from collections.abc import Mapping
 from typing import Any
 
@@ -48,6 +49,16 @@ def check_memory(memory: object) -> None:
     if memory is not None and not isinstance(getattr(memory, "row_labels", None), Tensor):
         hint = ": wrap the loss in GlobalLoss" if hasattr(memory, "shard") else ""
         raise InputError(f"memory must be a CrossBatchMemory, got {type(memory).__name__}{hint}")
+
+
+def plain_integer(value: Any) -> int | None:
+    """A whole number as a plain int, from numpy and tensors too; None for anything else, and for booleans."""
+    if isinstance(value, bool) or getattr(value, "dtype", None) == torch.bool:
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
 
 
 def plain_number(name: str, value: Any, kind: type) -> float | bool:

@@ -18,7 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils.parametrizations import _SpectralNorm
+from torch.nn.utils.spectral_norm import SpectralNorm
 
+from xbm.checks import plain_integer
 from xbm.errors import InputError
 
 __all__ = ["cached_backward"]
@@ -48,8 +51,10 @@ def cached_backward(
       torch's default generators: of the CPU, of the devices of inputs and model, and of the current CUDA device. Afterwards
       they are where one forward pass, chunk by chunk, and the loss have left them.
     - **Autocast.** Both forward passes and the loss run under the caller's autocast, the backward passes outside of it.
-    - **Layers with state.** Batch normalization of a chunk is not that of the batch and is refused in train mode. Other layers
-      that change their own state in a forward pass do so twice.
+    - **Layers with state.** Batch normalization of a chunk is not that of the batch, and spectral normalization changes its
+      weights in every forward pass; both are refused in train mode. Other layers that change their own state in a forward pass
+      do so twice; if their output depends on it, the gradients differ. Statistics of the batch that a model computes by itself
+      cannot be detected: they would be those of each chunk.
     - **DistributedDataParallel.** Gradients are reduced once, in the last backward pass through the model, whatever number of
       chunks each rank has. Parameters of the model that only the loss uses, such as a temperature, are reduced with the others.
 
@@ -66,8 +71,8 @@ def cached_backward(
         The loss, detached and not scaled.
 
     Raises:
-        InputError: if an argument is invalid, if the model normalizes by batch statistics, or if the model or the loss returns
-            anything but the tensors above.
+        InputError: if an argument is invalid, if the model normalizes by batch statistics or spectrally, or if the model or the
+            loss returns anything but the tensors above.
 
     Example:
         >>> from xbm import ContrastiveLoss, CrossBatchMemory
@@ -87,11 +92,12 @@ def cached_backward(
         >>> queries, documents = torch.randn(10, 6), torch.randn(30, 6)
         >>> loss = cached_backward((model, model), (queries, documents), lambda q, d: (q @ d.T).logsumexp(1).mean(), chunk=8)
     """
-    if isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1:
+    height = plain_integer(chunk)
+    if height is None or height < 1:
         raise InputError(f"chunk must be an integer of at least 1, got {chunk!r}")
     if not callable(loss_fn):
         raise InputError(f"loss_fn must be callable, got {type(loss_fn).__name__}: pass a function of the embeddings")
-    parts = _parts(model, inputs, chunk)
+    parts = _parts(model, inputs, height)
     random = _Random({device for part in parts for device in part.devices()})
     embeddings, starts = [], []
     with torch.no_grad():
@@ -144,6 +150,12 @@ class _Part:
                 raise InputError(
                     f"the batch-norm layer {name or type(layer).__name__!r} would normalize each chunk, not the batch: call "
                     "eval() on the model's batch-norm layers, which then use running statistics, or use group or layer norm"
+                )
+            if layer.training and _is_spectral(layer):
+                owner = name.partition("parametrizations")[0].rstrip(".")
+                raise InputError(
+                    f"the spectral norm of {owner or 'the model'} changes the weights in each of the two forward passes: call "
+                    "eval() on the layers that have it"
                 )
 
     def devices(self) -> Iterator[torch.device]:
@@ -217,6 +229,12 @@ class _Part:
                 random.restore(state)  # some backward passes draw numbers
             del v, roots, rows
         return had_graph
+
+
+def _is_spectral(layer: nn.Module) -> bool:
+    """Whether a layer's forward pass makes a step of the power iteration, in either of torch's two forms of spectral norm."""
+    hooks = layer._forward_pre_hooks.values()
+    return any(isinstance(hook, SpectralNorm) for hook in hooks) or (isinstance(layer, _SpectralNorm) and hasattr(layer, "_u"))
 
 
 def _parts(model: Model | tuple[Model, ...] | list[Model], inputs: Any, chunk: int) -> list[_Part]:

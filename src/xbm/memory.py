@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from xbm.checks import check_device, check_embeddings, check_integers, check_state, sound_rows
+from xbm.checks import check_device, check_embeddings, check_integers, check_state, plain_integer, sound_rows
 from xbm.errors import InputError, unknown
 from xbm.kernels import has_kernels
 
@@ -72,8 +72,9 @@ class CrossBatchMemory(nn.Module):
         super().__init__()
         if update not in UPDATES:
             raise unknown("update", update, UPDATES)
-        if not (isinstance(size, int) and size > 0 and isinstance(dim, int) and dim > 0):
-            raise InputError(f"size and dim must be positive integers, got {size!r} and {dim!r}")
+        given, (size, dim) = (size, dim), (plain_integer(each) or 0 for each in (size, dim))
+        if size < 1 or dim < 1:
+            raise InputError(f"size and dim must be positive integers, got {given[0]!r} and {given[1]!r}")
         if dtype not in STORAGE:
             raise InputError(f"dtype must be float64, float32, bfloat16 or float16, got {dtype}")
         if momentum is None:

@@ -6,14 +6,14 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from xbm.checks import check_embeddings, check_integers, sound_rows
+from xbm.checks import check_embeddings, check_integers, plain_integer, sound_rows
 from xbm.distributed import GlobalLoss, Ranks, ReplicatedMemory
 from xbm.distributed.ranks import the_ranks
 from xbm.errors import InputError
 from xbm.losses import MetricLearningLoss, PairLoss, PairStats
 from xbm.memory import CrossBatchMemory
 
-NO_LABEL = torch.iinfo(torch.int64).min  # of a mined negative: nobody's positive
+NO_LABEL = torch.iinfo(torch.int64).min  # of a mined negative: nobody's positive, because no pair may have it
 FIRST_NEGATIVE_ID = 1 << 62  # ids of mined negatives; pairs never get that far
 
 
@@ -76,13 +76,14 @@ class TwoTowerLoss(nn.Module):
             raise InputError(
                 f"a row of the other tower is never the anchor itself: build the loss without exclude={loss.exclude!r}"
             )
-        if not isinstance(size, int) or size < 0:
+        pairs, width = plain_integer(size), plain_integer(dim)
+        if pairs is None or pairs < 0:
             raise InputError(f"size must be a whole number of pairs, or 0 for no memory, got {size!r}")
-        if not isinstance(dim, int) or dim < 1:
+        if width is None or width < 1:
             raise InputError(f"dim must be a positive integer, got {dim!r}")
-        self.loss, self.dim = loss, dim
+        self.loss, self.dim = loss, width
         self.ranks = the_ranks() if ranks is None else ranks
-        self.queries, self.documents = (self._new_memory(size, dim, dtype, device) for _ in range(2))
+        self.queries, self.documents = (self._new_memory(pairs, width, dtype, device) for _ in range(2))
         self.register_buffer("pairs", torch.zeros((), dtype=torch.int64, device=device))
         self.labelled: bool | None = None  # whether the pairs enqueued so far had labels
 
@@ -124,6 +125,7 @@ class TwoTowerLoss(nn.Module):
             queries: (m, D), unit rows.
             documents: (m, D), unit rows.
             labels: (m,), what makes pairs the same, for example the index of the document; by default each pair is its own.
+                Any integers but -2**63, which marks mined negatives; a GPU, where looking takes time, does not refuse it.
             negatives: (m, h, D) or (n, D), unit rows: mined negatives. Each is a negative for every query of the batch, unless
                 `negative_labels` says otherwise. They count from queries to documents only and are not enqueued.
             negative_labels: (m, h) or (n,), to be compared with labels: a negative with a query's label is its positive.
@@ -144,6 +146,7 @@ class TwoTowerLoss(nn.Module):
             self._check_rows(keys[1], "keys of the documents")
         if labels is not None:
             labels = check_integers(labels, "labels", queries)
+            _check_labels(labels)
         if self.labelled not in (None, labels is not None):
             before, now = ("with", "without") if self.labelled else ("without", "with")
             raise InputError(f"earlier pairs had been passed {before} labels, these are {now}: pass labels always or never")
@@ -212,6 +215,13 @@ class TwoTowerLoss(nn.Module):
         else:
             negative_labels = check_integers(negative_labels, "negative_labels", negatives)
         return torch.cat([documents, negatives]), torch.cat([labels, negative_labels]), torch.cat([ids, own])
+
+
+def _check_labels(labels: Tensor) -> None:
+    """On a CPU, where looking costs nothing: refuses the label of mined negatives, which would all be positives."""
+    if labels.device.type == "cpu" and not torch.compiler.is_compiling() and bool((labels == NO_LABEL).any()):
+        row = int((labels == NO_LABEL).nonzero()[0])
+        raise InputError(f"row {row} has the label {NO_LABEL}, which marks mined negatives: pass any other integer")
 
 
 def against_memory(

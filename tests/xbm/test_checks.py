@@ -1,12 +1,18 @@
 """Checks of what a caller hands in: one sentence each, and values looked at without stopping a device."""
 
+import re
+
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from xbm.checks import INTEGERS, check_device, check_embeddings, check_integers, sound_rows, tolerance
+from xbm import CrossBatchMemory, MomentumEncoder, SupConLoss, TwoTowerLoss, cached_backward
+from xbm.checks import INTEGERS, check_device, check_embeddings, check_integers, plain_integer, sound_rows, tolerance
+from xbm.distributed import ShardedMemory
 from xbm.errors import InputError
+from xbm.retrieval.similarity import at_least_one
 
 HALVES = [torch.float16, torch.bfloat16]
 FLOATS = [torch.float32, torch.float64, *HALVES]
@@ -149,3 +155,45 @@ def test_a_traced_check_has_the_shape_of_the_real_one():
     with FakeTensorMode() as mode:
         fake = sound_rows(mode.from_tensor(unit(3)), mode.from_tensor(yes(3)), None, 0)
     assert fake.shape == (3,) and fake.dtype == torch.bool
+
+
+# ------------------------------------------------------------------ whole numbers
+
+WHOLE = [7, np.int64(7), np.uint8(7), np.array(7), torch.tensor(7)]
+NOT_WHOLE = [True, np.True_, torch.tensor(True), 7.0, np.float64(7), torch.tensor(7.0), torch.tensor([7, 8]), "7", None]
+
+
+@pytest.mark.parametrize("value", WHOLE, ids=repr)
+def test_whole_numbers_of_other_libraries_become_plain_ones(value):
+    assert plain_integer(value) == 7 and type(plain_integer(value)) is int
+
+
+@pytest.mark.parametrize("value", NOT_WHOLE, ids=repr)
+def test_anything_else_is_not_a_whole_number(value):
+    assert plain_integer(value) is None
+
+
+TAKE_A_SIZE = {
+    "CrossBatchMemory": lambda n: CrossBatchMemory(n, n),
+    "ShardedMemory": lambda n: ShardedMemory(n, n),
+    "TwoTowerLoss": lambda n: TwoTowerLoss(SupConLoss(0.1), n, n),
+}
+
+
+@pytest.mark.parametrize("name", TAKE_A_SIZE)
+def test_sizes_may_come_from_numpy_but_not_from_a_bool(name):
+    plain, of_numpy = (TAKE_A_SIZE[name](n) for n in (7, np.int64(7)))
+    assert repr(plain) == repr(of_numpy) and type(of_numpy.dim) is int
+    for value in (True, 7.0, np.float32(7)):
+        with pytest.raises(InputError, match=rf"size.* got {re.escape(repr(value))}"):
+            TAKE_A_SIZE[name](value)
+
+
+def test_a_chunk_and_a_count_of_neighbours_may_come_from_numpy():
+    model, x = torch.nn.Linear(5, 3), torch.randn(7, 5)
+    values = [cached_backward(model, x, lambda v: v.square().sum(), chunk=chunk) for chunk in (3, np.int64(3))]
+    assert torch.equal(*values)
+    with pytest.raises(InputError, match="chunk must be an integer of at least 1, got True"):
+        cached_backward(model, x, lambda v: v.sum(), chunk=True)
+    assert at_least_one("k", np.int64(3)) == at_least_one("k", torch.tensor(3)) == 3
+    assert MomentumEncoder(model, momentum=np.int64(0)).momentum == 0

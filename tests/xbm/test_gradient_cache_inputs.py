@@ -164,6 +164,28 @@ def test_batch_normalization_by_the_batch_is_refused_before_anything_runs(wrap):
         cached_backward(wrap(model), x, spread)
 
 
+OF_A_WEIGHT = {"parametrization": nn.utils.parametrizations.spectral_norm, "hook": nn.utils.spectral_norm}
+
+
+@pytest.mark.filterwarnings("ignore:.*spectral_norm.*deprecated")
+@pytest.mark.parametrize("form", OF_A_WEIGHT)
+def test_spectral_normalization_in_train_mode_is_refused_before_anything_runs(form):
+    model, x = nn.Sequential(nn.Linear(7, 5), nn.Linear(5, 5)), torch.randn(6, 7)
+    OF_A_WEIGHT[form](model[1])
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    for each, named in ((model, "1"), (nn.Sequential(nn.Flatten(), model), r"1\.1"), (model[1], "the model")):
+        with pytest.raises(InputError, match=rf"the spectral norm of {named} changes .*: call eval\(\) on") as caught:
+            cached_backward(each, x[:, :5] if each is model[1] else x, spread, chunk=4)
+        assert "\n" not in str(caught.value)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    model[1].eval()
+    cached_backward(model, x, spread, chunk=4)
+    found = gradients(model)
+    forget(model)
+    spread(model(x)).backward()
+    close(found, gradients(model))
+
+
 def test_group_and_layer_norm_in_train_mode_are_fine():
     model, x = nn.Sequential(nn.Linear(7, 6), nn.GroupNorm(2, 6), nn.LayerNorm(6)), torch.randn(6, 7)
     cached_backward(model, x, spread, chunk=4)

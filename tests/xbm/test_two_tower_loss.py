@@ -9,6 +9,7 @@ from torch import nn
 from tests.worlds import on_ranks
 from xbm import InputError, MomentumEncoder, SupConLoss, TwoTowerLoss
 from xbm.losses import LOSSES, MetricLearningLoss
+from xbm.two_tower_loss import NO_LABEL
 
 
 def towers(m=5, k=0, D=7):
@@ -234,7 +235,7 @@ def test_what_does_not_fit_is_refused_and_changes_nothing():
     with pytest.raises(InputError, match="pair loss of xbm"):
         TwoTowerLoss(nn.MSELoss(), 4, 2)
     with pytest.raises(InputError, match=r"got MetricLearningLoss; .* with references and a memory"):
-        TwoTowerLoss(MetricLearningLoss(nn.MSELoss()), 4, 2)
+        TwoTowerLoss(MetricLearningLoss(lambda v, labels, indices_tuple: v.sum()), 4, 2)
     with pytest.raises(InputError, match="exclude"):
         TwoTowerLoss(SupConLoss(exclude="instance"), 4, 2)
     assert int(criterion.pairs) == 0 and len(criterion.queries) == 0
@@ -293,6 +294,18 @@ def test_a_compiled_step_gives_the_same():
         assert torch.allclose(a, b)
         for mine, theirs in zip(torch.autograd.grad(a, (q, d)), torch.autograd.grad(b, (q, d))):
             assert torch.allclose(mine, theirs)
+
+
+def test_the_label_of_mined_negatives_is_refused_as_a_label():
+    """With it, every mined negative would be a positive."""
+    criterion, (q, d) = new(), towers(3)
+    with pytest.raises(
+        InputError, match=rf"row 1 has the label {NO_LABEL}, which marks mined negatives: pass any other"
+    ) as caught:
+        criterion(q, d, labels=torch.tensor([1, NO_LABEL, 2]), negatives=d.detach())
+    assert "\n" not in str(caught.value) and int(criterion.pairs) == 0
+    found = [new()(q, d, labels=torch.tensor([1, label, 2]), negatives=d.detach()) for label in (NO_LABEL + 1, 7)]
+    assert torch.equal(*found)
 
 
 # ------------------------------------------------------------------ several processes

@@ -9,7 +9,7 @@ from typing import Any, TypedDict, Unpack
 import torch
 from torch import Tensor, nn
 
-from xbm.checks import check_state, sound_rows
+from xbm.checks import check_state, plain_integer, sound_rows
 from xbm.distributed.ranks import Ranks, gather_checked, padded, the_ranks
 from xbm.errors import InputError
 from xbm.memory import COUNTERS, PER_ROW, CrossBatchMemory, fill_from
@@ -91,11 +91,12 @@ class ShardedMemory(nn.Module):
     ) -> None:
         super().__init__()
         self.ranks = the_ranks() if ranks is None else ranks
-        if size < self.ranks.world:
-            raise InputError(f"size must be at least the number of processes, {self.ranks.world}, got {size}")
-        local = -(-(size - self.ranks.rank) // self.ranks.world)
+        rows = plain_integer(size)
+        if rows is None or rows < self.ranks.world:
+            raise InputError(f"size must be an integer, at least the number of processes, {self.ranks.world}, got {size!r}")
+        local = -(-(rows - self.ranks.rank) // self.ranks.world)
         self.shard = CrossBatchMemory(local, dim, update, **options)
-        self.size, self.dim, self.update = size, dim, update
+        self.size, self.dim, self.update = rows, self.shard.dim, update
         for name in COUNTERS:
             self.register_buffer(name, torch.zeros((), dtype=torch.int64, device=self.shard.rows.device))
 

@@ -102,14 +102,18 @@ class States:
                     f"the checkpoint holds the state of {name} on {saved} processes, and this run has {ranks.world}: resume "
                     f"with {saved}, or use ReplicatedMemory or ShardedMemory, which any number of processes can load"
                 )
-            try:
-                each.load_state_dict(states[0 if shared else ranks.rank])
-            except (InputError, RuntimeError, KeyError) as error:  # the latter two for missing or unknown names
-                why = f" ({error})" if isinstance(error, InputError) else ""
-                raise InputError(
-                    f"the state of {name} in the checkpoint does not fit it{why}: build it as it was when the checkpoint was "
-                    "saved"
-                ) from error
+            load_state(each, states[0 if shared else ranks.rank], name)
+
+
+def load_state(target: Stateful, state: Any, name: str) -> None:
+    """Loads what a checkpoint holds, or raises InputError if it does not fit."""
+    try:
+        target.load_state_dict(state)
+    except (InputError, RuntimeError, KeyError) as error:  # the latter two for missing or unknown names
+        why = f" ({error})" if isinstance(error, InputError) else ""
+        raise InputError(
+            f"the state of {name} in the checkpoint does not fit it{why}: build it as it was when the checkpoint was saved"
+        ) from error
 
 
 def _on_cpu(state: Any) -> Any:

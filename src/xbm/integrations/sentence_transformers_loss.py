@@ -1,7 +1,7 @@
 """Sentence-transformers: the ranking loss of (anchor, positive) pairs, with negatives from past batches too."""
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from copy import copy
 from typing import Any
@@ -27,9 +27,10 @@ class MemoryRankingLoss(nn.Module):
     memory is empty, and always in evaluation, the value is that of `MultipleNegativesRankingLoss`. In training each call
     enqueues the positives; negatives are not enqueued.
 
-    A text is recognized by its tokens. A positive that occurs twice in a batch is a positive for both of its anchors. A row
-    of the memory whose anchor or positive occurs in any column of the batch is left out, so that a text, or another answer to
-    the same question, never becomes a false negative. Within the batch, `BatchSamplers.NO_DUPLICATES` does the rest.
+    A text is recognized by its tokens, without those of a prompt. A positive that occurs twice in a batch is a positive for
+    both of its anchors. A row of the memory whose anchor or positive occurs in any column of the batch is left out, so that a
+    text, or another answer to the same question, never becomes a false negative. Within the batch,
+    `BatchSamplers.NO_DUPLICATES` does the rest.
 
     Pass `callback` to the trainer: it saves the memory with each checkpoint and restores it when training resumes; a checkpoint
     without it is refused. Without the callback, a resumed run starts with an empty memory and the first scale.
@@ -62,6 +63,7 @@ class MemoryRankingLoss(nn.Module):
         >>> trainer.train()  # doctest: +SKIP
     """
 
+    token_kinds: Tensor  # (V + 1,), see `token_kinds`
     documents: ReplicatedMemory  # labels: the document's text; ids: the anchor's text
     anchors: ReplicatedMemory | None  # the anchors of the same pairs, with the same labels and ids
 
@@ -82,13 +84,15 @@ class MemoryRankingLoss(nn.Module):
             )
         if not scale > 0:
             raise InputError(f"scale must be positive, got {scale}")
-        self.model, self.size, self.symmetric, self._scale = model, size, symmetric, float(scale)
+        self.model, self.symmetric, self._scale = model, symmetric, float(scale)
         self.loss_fn = SupConLoss(1 / scale, learn_temperature=learn_temperature)
         device = next((parameter.device for parameter in model.parameters()), None)
         dim = _dimension(model)
         self.documents = ReplicatedMemory(size, dim, dtype=dtype, device=device)
+        self.size = self.documents.size
         self.anchors = ReplicatedMemory(size, dim, dtype=dtype, device=device) if symmetric else None
         self.loss_fn.to(device)
+        self.register_buffer("token_kinds", token_kinds(getattr(model, "tokenizer", None)).to(device), persistent=False)
         self.register_state_dict_post_hook(_without_model)
         self.register_load_state_dict_pre_hook(_with_own_model)
 
@@ -121,7 +125,9 @@ class MemoryRankingLoss(nn.Module):
         columns = list(sentence_features)
         if len(columns) < 2:
             raise InputError(f"expected the columns (anchor, positive, ...), got {len(columns)}")
-        texts = [text_hash(features) for features in columns]  # first, because a model may write to the features
+        texts = [
+            text_hash(features, self.token_kinds) for features in columns
+        ]  # first, because a model may write to the features
         embeddings = [self._normalized(v) for v in _embed(self.model, columns)]
         if not (self.model.training and torch.is_grad_enabled()):  # a trainer sets the mode of the model, not of the loss
             return self._mean_of_directions(self.loss_fn, embeddings, texts, None, None)
@@ -235,12 +241,34 @@ def _with_own_model(loss: Any, state: dict[str, Any], prefix: str, *_: Any) -> N
 # ------------------------------------------------------------------ which texts are the same
 
 
-def text_hash(features: dict[str, Tensor]) -> Tensor:
+ORDINARY, OPENING, SPACED = range(3)
+
+
+def token_kinds(tokenizer: Any) -> Tensor:
+    """(V + 1,), int8: which tokens a tokenizer puts before a text (OPENING), and which begin with a space (SPACED).
+
+    The last entry is that of tokens that are added later.
+    """
+    words = tokenizer.get_vocab() if hasattr(tokenizer, "get_vocab") else None
+    words = words if isinstance(words, Mapping) else {}
+    kinds = torch.full((max(words.values(), default=-1) + 2,), ORDINARY, dtype=torch.int8)
+    kinds[[k for word, k in words.items() if word.startswith(("▁", "Ġ"))]] = SPACED
+    opening = (getattr(tokenizer, name, None) for name in ("cls_token_id", "bos_token_id"))
+    kinds[[k for k in opening if k is not None]] = OPENING
+    return kinds
+
+
+def text_hash(features: dict[str, Any], kinds: Tensor | None = None) -> Tensor:
     """(m,): a 63-bit hash of each text's tokens, the same on any side and for any length of padding; without a host sync.
+
+    The tokens of a prompt do not count, nor does an opening token, which comes before the prompt or, without one, before the
+    text. A prompt that ends with a space is counted with one token too many if that space is part of the text's first token:
+    the last token of a prompt counts if it begins with a space.
 
     Args:
         features: `input_ids` (m, L) with `attention_mask` (m, L), or the tokens of all texts in a row with `offsets` (m,) or
-            `cu_seq_lens_q` (m + 1,).
+            `cu_seq_lens_q` (m + 1,); and `prompt_length`, a number or a tensor (1,) or (m,), if there is a prompt.
+        kinds: (V + 1,), the kinds of the tokenizer's tokens; by default all are ordinary.
 
     Raises:
         InputError: if there are no tokens, or other content beside them.
@@ -260,11 +288,32 @@ def text_hash(features: dict[str, Tensor]) -> Tensor:
         tokens, starts = tokens.flatten(), starts.long()
         place = torch.arange(len(tokens), device=tokens.device)
         row = torch.searchsorted(starts, place, right=True) - 1
-        sums = torch.zeros_like(starts).index_add_(0, row, _mixed(tokens + (place - starts[row] + 1) * GOLDEN))
+        place, prompt = place - starts[row] + 1, _prompt_lengths(features, starts)[row]
+        before = _before_text(tokens, place, prompt, kinds)
+        place = place - torch.zeros_like(starts).index_add_(0, row, before.long())[row]
+        sums = torch.zeros_like(starts).index_add_(0, row, _mixed(tokens + place * GOLDEN) * ~before)
     else:
         counts = torch.ones_like(tokens) if "attention_mask" not in features else (features["attention_mask"] != 0).long()
+        prompt = _prompt_lengths(features, tokens.new_zeros(len(tokens)))[:, None]
+        counts = counts * ~_before_text(tokens, counts.cumsum(1), prompt, kinds)
         sums = (_mixed(tokens + counts.cumsum(1) * GOLDEN) * counts).sum(1)
     return _mixed(sums) & ((1 << 63) - 1)
+
+
+def _prompt_lengths(features: dict[str, Any], like: Tensor) -> Tensor:
+    """(m,): how many tokens of each text belong to its prompt, an opening token included; 0 without a prompt."""
+    length = features.get("prompt_length")
+    if isinstance(length, Tensor):
+        return length.to(like.device).flatten().expand_as(like)
+    return torch.full_like(like, length or 0)
+
+
+def _before_text(tokens: Tensor, place: Tensor, prompt: Tensor, kinds: Tensor | None) -> Tensor:
+    """Which tokens come before the text, given their places from 1 on."""
+    if kinds is None:
+        return place <= prompt
+    kind = kinds[tokens.clamp(max=len(kinds) - 1)]
+    return (place < prompt) | ((place == prompt) & (kind != SPACED)) | ((place == 1) & (kind == OPENING))
 
 
 def _signed(x: int) -> int:

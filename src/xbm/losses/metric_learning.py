@@ -1,6 +1,7 @@
 """Losses of pytorch-metric-learning, called like those of this package."""
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -8,8 +9,8 @@ from torch import Tensor, nn
 
 from xbm.checks import check_memory
 from xbm.engine.pairing import Pairing, check_references, pair
-from xbm.errors import InputError
-from xbm.losses.pair import MissingPositives
+from xbm.errors import InputError, unknown
+from xbm.losses.pair import CHOICES, MissingPositives, PairLoss
 from xbm.memory import CrossBatchMemory
 
 # How a loss of pytorch-metric-learning compares, by class; a subclass compares like its base. Any other loss takes a list of
@@ -51,7 +52,7 @@ class MetricLearningLoss(nn.Module):
         exclude: which rows are the anchor itself, as for the losses of this package.
 
     Raises:
-        InputError: if the loss takes no labels, or has a memory of its own.
+        InputError: if the loss takes no labels, has a memory of its own, or is no loss over pairs.
 
     Example:
         >>> import torch
@@ -69,8 +70,9 @@ class MetricLearningLoss(nn.Module):
 
     def __init__(self, loss: Callable[..., Tensor], exclude: str | None = None) -> None:
         super().__init__()
-        if reason := REFUSED.get(_known(type(loss), set(REFUSED))):
-            raise InputError(f"{type(loss).__name__} of pytorch-metric-learning {reason}")
+        _check_loss(loss)
+        if exclude not in CHOICES["exclude"]:
+            raise unknown("exclude", exclude, [each for each in CHOICES["exclude"] if each])
         if isinstance(loss, nn.Module):
             _keep_tensors(loss)
         self.loss, self.exclude = loss, exclude
@@ -99,6 +101,7 @@ class MetricLearningLoss(nn.Module):
         references: Tensor | None = None,
         reference_labels: Tensor | None = None,
         reference_ids: Tensor | None = None,
+        return_stats: bool = False,
     ) -> Tensor:
         """The loss of the anchors against references and memory or, without either, against each other or the proxies.
 
@@ -108,6 +111,7 @@ class MetricLearningLoss(nn.Module):
             memory: the rows to compare with.
             ids: (m,), the instance (for example the image) that each anchor comes from.
             references: (r, D), live rows on the other side, with their labels and ids; see `PairLoss.forward`.
+            return_stats: not supported: these losses do not count pairs.
 
         Raises:
             InputError: if an argument is invalid, or if the loss takes no memory or references.
@@ -116,14 +120,17 @@ class MetricLearningLoss(nn.Module):
         kind = type(self.loss)
         if (memory is not None or references is not None) and not self.takes_memory(self.loss):
             self._refuse_memory(kind)
+        if return_stats:
+            raise InputError(f"{kind.__name__} has no statistics of pairs: leave out return_stats")
+        live = check_references(anchors, labels, ids, references, reference_labels, reference_ids)
         if _known(kind, PROXIES | BY_LABELS):
             labels = pair(anchors, labels, None, ids, None).labels
             if len(anchors) == 0:
                 return anchors.sum() * 0
-            if _known(kind, PROXIES):
-                _check_classes(self.loss, labels)
+            for each in _each(self.loss):
+                if _known(type(each), PROXIES):
+                    _check_proxies(each, anchors, labels)
             return self._call(anchors, labels)
-        live = check_references(anchors, labels, ids, references, reference_labels, reference_ids)
         pairing = pair(anchors, labels, memory, ids, self.exclude, references=live)
         rows, row_labels, positive, negative = _written(pairing)
         if len(rows) == 0 or len(anchors) == 0:
@@ -158,6 +165,41 @@ def _known(kind: type, names: set[str]) -> str:
     return next((base.__name__ for base in theirs if base.__name__ in names), "")
 
 
+def _each(loss: Any) -> Iterator[Any]:
+    """The loss, or those of which MultipleLosses is the sum, at any depth."""
+    if _known(type(loss), {"MultipleLosses"}):
+        for each in loss.losses.values() if loss.is_dict else loss.losses:
+            yield from _each(each)
+    else:
+        yield loss
+
+
+def _check_loss(loss: Any) -> None:
+    if isinstance(loss, type):
+        raise InputError(f"loss must be a loss, got the class {loss.__name__}: pass an object, {loss.__name__}(...)")
+    if not callable(loss):
+        raise InputError(f"loss must be a loss of pytorch-metric-learning, got {loss!r}: pass an object, such as CircleLoss()")
+    for each in _each(loss):
+        kind = type(each)
+        if reason := REFUSED.get(_known(kind, set(REFUSED))):
+            raise InputError(f"{kind.__name__} of pytorch-metric-learning {reason}")
+        if isinstance(each, PairLoss | MetricLearningLoss):
+            raise InputError(f"{kind.__name__} is a loss of xbm: call it directly, without MetricLearningLoss")
+    if not _known(type(loss), PROXIES | BY_LABELS) and not _takes_pairs(loss):
+        raise InputError(
+            f"{type(loss).__name__} takes no indices_tuple, which lists the pairs: pass a loss of pytorch-metric-learning, or "
+            "call this one directly"
+        )
+
+
+def _takes_pairs(loss: Callable) -> bool:
+    try:
+        parameters = inspect.signature(loss.forward if isinstance(loss, nn.Module) else loss).parameters
+    except (TypeError, ValueError):  # not known
+        return True
+    return "indices_tuple" in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+
+
 def _written(pairing: Pairing) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The rows that count, their labels, and the masks of the pairs (rows, anchors).
 
@@ -175,12 +217,20 @@ def _written(pairing: Pairing) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return rows, row_labels, positive, negative
 
 
-def _check_classes(loss: Any, labels: Tensor) -> None:
-    """On a CPU, where looking costs nothing: refuses labels that have no proxy."""
+def _check_proxies(loss: Any, anchors: Tensor, labels: Tensor) -> None:
+    """Refuses anchors of another dimension than the proxies' and, on a CPU, where looking costs nothing, labels without one."""
+    columns = next((getattr(loss, name) for name in ("W", "fc", "weight") if hasattr(loss, name)), None)
+    by_class = loss.proxies if columns is None else columns.T  # SoftTripleLoss and SubCenterArcFaceLoss have several per class
+    if (dim := by_class.shape[1]) != anchors.shape[1]:
+        size = "descriptors_dim" if hasattr(loss, "descriptors_dim") else "embedding_size"
+        raise InputError(
+            f"{type(loss).__name__} has proxies of dimension {dim}, the anchors have {anchors.shape[1]} columns: build the "
+            f"loss with {size}={anchors.shape[1]}"
+        )
     if labels.device.type != "cpu":
         return
     # ProxyNCALoss leaves num_classes at 0, and NormalizedSoftmaxLoss has none
-    classes = getattr(loss, "num_classes", 0) or (len(loss.proxies) if hasattr(loss, "proxies") else loss.W.shape[1])
+    classes = getattr(loss, "num_classes", 0) or len(by_class)
     lowest, highest = int(labels.min()), int(labels.max())
     if not 0 <= lowest <= highest < classes:
         raise InputError(

@@ -112,7 +112,8 @@ class PairLoss(nn.Module):
             memory: the rows to compare with.
             ids: (m,), the instance (for example the image) that each anchor comes from.
             references: (r, D), unit rows: live rows on the other side, such as the documents of a batch of queries. They get
-                a gradient too; to train them against a memory, see `xbm.two_tower_loss.against_memory`.
+                a gradient too; to train them against a memory, see `xbm.two_tower_loss.against_memory`. With mined negatives
+                among them (`torch.cat([documents, negatives])`) and a memory, pass ids, or the batch counts twice.
             reference_labels: (r,); by default those of the anchors.
             reference_ids: (r,); by default those of the anchors.
             exclude: overrides the loss's own `exclude`.

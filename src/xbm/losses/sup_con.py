@@ -1,6 +1,7 @@
 """The supervised contrastive loss (Khosla et al. 2020), the form with the sum outside the logarithm."""
 
 import math
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -25,7 +26,8 @@ class SupConLoss(PairLoss):
     Args:
         temperature: τ.
         learn_temperature: whether τ is trained: `log_temperature` is then among the parameters, to be passed to the optimizer
-            without weight decay. τ stays at 0.01 or above, which is where CLIP stops too.
+            without weight decay. τ stays at 0.01 or above, which is where CLIP stops too. `.half()` and `.to(torch.bfloat16)`
+            leave it in float32, because small steps would be rounded away.
         reduction: as for every `PairLoss`, and so are `engine` and `exclude`.
 
     Example:
@@ -70,6 +72,17 @@ class SupConLoss(PairLoss):
         if self.log_temperature is not None:
             with torch.no_grad():
                 self.log_temperature.fill_(_log_of(value))
+
+    def _apply(self, fn: Callable, recurse: bool = True) -> "SupConLoss":
+        learned = self.log_temperature
+
+        def unrounded(x: Tensor) -> Tensor:
+            y = fn(x)
+            own = learned is not None and (x is learned or x is learned.grad)
+            return x.to(y.device, torch.float32) if own and y.is_floating_point() and y.dtype.itemsize < 4 else y
+
+        super()._apply(unrounded, recurse)
+        return self
 
     def bounded(self, log_temperature: Tensor) -> Tensor:
         return _Bounded.apply(log_temperature)

@@ -10,12 +10,12 @@ The caller's arguments are checked here too, and converted to one form: unit row
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from xbm.checks import plain_integer
 from xbm.distributed import Ranks
 from xbm.distributed.ranks import padded
 from xbm.errors import InputError
@@ -363,6 +363,7 @@ def read_side(name: str, values: Any, total: int, numbers: dict[str | bytes, int
 
 def at_least_one(name: str, value: Any) -> int:
     """Returns a whole number of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
+    number = plain_integer(value)
+    if number is None or number < 1:
         raise InputError(f"{name} must be a whole number of at least 1, got {value!r}")
-    return int(value)
+    return number

@@ -52,7 +52,7 @@ def test_an_older_checkpoint_is_resumed_with_its_own_memory(halves):
 def test_a_checkpoint_elsewhere_is_found_where_it_is_named(halves):
     elsewhere = halves / "kept" / "best"
     shutil.copytree(halves / "parts" / "checkpoint-6", elsewhere)
-    with pytest.raises(InputError, match=rf"resumes at step 6, but .*checkpoint-6 holds no memory of that step.*{FILE}"):
+    with pytest.raises(InputError, match=rf"resumes at step 6, but .*holds no xbm_memory\.pt of that step.*{FILE}"):
         hugging_face_run.train(halves, "rest", resume=str(elsewhere), output="new")
     hugging_face_run.train(
         halves, "rest", lambda bank: MemoryCallback(elsewhere, memory=bank), resume=str(elsewhere), output="new"
@@ -77,16 +77,16 @@ def test_a_checkpoint_named_in_the_arguments_is_found(halves, monkeypatch):
 
 def test_a_checkpoint_that_was_cut_off_before_its_memory_is_refused(halves):
     (halves / "parts" / "checkpoint-6" / FILE).unlink()
-    with pytest.raises(InputError, match=r"resumes at step 6, but .*checkpoint-6 holds no memory") as caught:
+    with pytest.raises(InputError, match=r"resumes at step 6, but .*checkpoint-6 holds no xbm_memory\.pt") as caught:
         hugging_face_run.train(halves, "rest")
     assert "\n" not in str(caught.value)
 
 
 def test_the_memory_of_another_step_is_not_taken(halves):
     shutil.copy(halves / "parts" / "checkpoint-3" / FILE, halves / "parts" / "checkpoint-6" / FILE)
-    with pytest.raises(InputError, match="holds no memory of that step"):
+    with pytest.raises(InputError, match=r"holds no xbm_memory\.pt of that step"):
         hugging_face_run.train(halves, "rest")
-    with pytest.raises(InputError, match=r"resumes at step 0, but .*checkpoint-3 holds no memory of that step"):
+    with pytest.raises(InputError, match=r"resumes at step 0, but .*checkpoint-3 holds no xbm_memory\.pt of that step"):
         hugging_face_run.train(halves, "whole", lambda bank: MemoryCallback(halves / "parts" / "checkpoint-3", memory=bank))
 
 

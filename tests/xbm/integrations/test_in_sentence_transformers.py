@@ -83,8 +83,37 @@ def test_a_text_is_recognized_in_batches_of_other_lengths_and_columns(scene, ber
     first = scene.Dataset.from_dict({"a": ["word1 word2", "word3"], "p": ["word4 word5", "word6 word7"]})
     later = scene.Dataset.from_dict({"a": ["word8 " * 9, "word4 word5"], "p": ["word9", "word6 word7"]})
     loss(scene.tokens(model, first), None)
-    hashes = torch.cat([text_hash(column) for column in scene.tokens(model, later)])
+    hashes = torch.cat([text_hash(column, loss.token_kinds) for column in scene.tokens(model, later)])
     assert len(others(loss.documents, hashes).labels) == 0
+
+
+def test_a_text_is_recognized_after_any_prompt_or_none(scene, bert):
+    model = scene.new_model(bert)
+    if not hasattr(model, "preprocess"):
+        pytest.skip("before version 6, the length of a prompt is stated for few models")
+    loss = MemoryRankingLoss(model, size=50)
+    found = [
+        text_hash(model.preprocess(["word5 word6", "word7", ""], prompt=prompt), loss.token_kinds).tolist()
+        for prompt in (None, "word1 ", "word2 word3: ")
+    ]
+    assert found[0] == found[1] == found[2] and len({*found[0]}) == 3
+
+
+def test_the_trainer_passes_prompts_on_to_the_loss(scene, bert, tmp_path):
+    """The same texts in every batch, after other prompts: all of the memory is left out."""
+    rows = scene.Dataset.from_dict({"anchor": ["word1 word2", "word3"], "positive": ["word4", "word5 word6"]})
+    settings = scene.SentenceTransformerTrainingArguments(
+        str(tmp_path), max_steps=2, use_cpu=True, report_to=[], disable_tqdm=True, save_strategy="no",
+        per_device_train_batch_size=2, prompts={"anchor": "word8 word9: ", "positive": "word7 "},
+    )  # fmt: skip
+    model = scene.new_model(bert)
+    if not hasattr(model, "preprocess"):
+        pytest.skip("before version 6, the length of a prompt is stated for few models")
+    loss = MemoryRankingLoss(model, size=50)
+    scene.SentenceTransformerTrainer(model, settings, rows, loss=loss).train()
+    assert len(loss.documents) == 4
+    plain = torch.cat([text_hash(column, loss.token_kinds) for column in scene.tokens(model, rows)])
+    assert len(others(loss.documents, plain).labels) == 0
 
 
 def test_a_model_that_truncates_trains_on_whole_embeddings(scene, bert):
@@ -170,14 +199,18 @@ def test_a_checkpoint_elsewhere_is_found_by_the_argument(scene, uninterrupted, b
 def test_a_checkpoint_without_the_memory_is_refused(scene, uninterrupted, bert, tmp_path):
     folder = at_step_5(uninterrupted, tmp_path)
     (folder / "checkpoint-5" / "loss.pt").unlink()
-    with pytest.raises(InputError, match=r"resumes at step 5, but there is no .*loss\.pt: .*leave out the callback") as error:
+    with pytest.raises(
+        InputError, match=r"resumes at step 5, but .* no loss\.pt of that step: .*leave out the callback"
+    ) as error:
         scene.new_trainer(folder, bert).train(resume_from_checkpoint=True)
     assert "\n" not in str(error.value)
 
 
 def test_a_checkpoint_is_small_and_complete(uninterrupted):
     folder = Path(uninterrupted.args.output_dir) / "checkpoint-5"
-    state = torch.load(folder / "loss.pt", weights_only=True)
+    saved = torch.load(folder / "loss.pt", weights_only=True)
+    state = saved["loss"]
+    assert saved["step"] == 5
     assert not [name for name in state if name.startswith("model")] and not [*folder.glob("*.part")]
     assert int(state["documents.count"]) == 35 and "loss_fn.log_temperature" in state
 
@@ -208,8 +241,21 @@ def test_one_file_for_each_loss(scene, bert, tmp_path):
         trainer.add_callback(callback)
     trainer.train()
     folder = tmp_path / "run" / "checkpoint-5"
-    assert len(torch.load(folder / "first.pt")["documents.rows"]) == 43
-    assert len(torch.load(folder / "second.pt")["documents.rows"]) == 3
+    assert len(torch.load(folder / "first.pt")["loss"]["documents.rows"]) == 43
+    assert len(torch.load(folder / "second.pt")["loss"]["documents.rows"]) == 3
+
+
+def test_two_losses_with_the_same_file_are_refused(scene, bert, tmp_path):
+    """Each would write loss.pt, and on resuming both would get the rows of the latter."""
+    model = scene.new_model(bert)
+    losses = {name: MemoryRankingLoss(model, size=size) for name, size in (("a", 43), ("b", 43))}
+    data = {name: scene.pairs() for name in losses}
+    callbacks = [loss.callback for loss in losses.values()]
+    settings = scene.SentenceTransformerTrainingArguments(str(tmp_path), max_steps=1, use_cpu=True, report_to=[])
+    trainer = scene.SentenceTransformerTrainer(model, settings, data, loss=losses, callbacks=callbacks)
+    with pytest.raises(InputError, match=r"the same loss\.pt .* with different names"):
+        trainer.train()
+    assert not len(losses["a"].documents)
 
 
 def test_the_model_card_names_the_loss(uninterrupted):

@@ -10,7 +10,7 @@ from tests.worlds import on_ranks
 from xbm import InputError
 from xbm.distributed import Ranks
 from xbm.integrations import MemoryRankingLoss
-from xbm.integrations.sentence_transformers_loss import others, text_hash
+from xbm.integrations.sentence_transformers_loss import others, text_hash, token_kinds
 
 # ------------------------------------------------------------------ which texts are the same
 
@@ -74,6 +74,52 @@ def test_hashes_of_many_texts_are_distinct_and_use_all_63_bits():
 def test_no_value_is_read_on_the_host(form):
     features = {name: value.to("meta") for name, value in form(TEXTS).items()}
     assert text_hash(features).shape == (len(TEXTS),)
+    for length in (3, torch.tensor([3], device="meta")):
+        given = {**features, "prompt_length": length}
+        assert text_hash(given, torch.zeros(9, dtype=torch.int8, device="meta")).shape == (len(TEXTS),)
+
+
+class Tokenizer:
+    """50 words; 40 opens a text, 30 to 39 begin with a space."""
+
+    cls_token_id, bos_token_id = 40, None
+
+    def get_vocab(self):
+        return {("▁" if k in range(30, 36) else "Ġ" if k in range(36, 40) else "") + f"word{k}": k for k in range(50)}
+
+
+LENGTHS = [lambda n, m: n, lambda n, m: torch.tensor([n]), lambda n, m: torch.full((m,), n)]
+FORMS = [padded, lambda texts: padded(texts, 13, left=True, pad=40), flat]
+
+
+@pytest.mark.parametrize("length", LENGTHS, ids=["number", "tensor", "one each"])
+@pytest.mark.parametrize("form", FORMS, ids=["right", "left", "flat"])
+def test_the_tokens_of_a_prompt_do_not_count(form, length):
+    texts = [[5], [5, 9], [9, 5, 9], [], [41, 40, 5]]
+    expected = [by_hand(text) for text in texts]
+    kinds = token_kinds(Tokenizer())
+    for opening, prompt in (([40], [7]), ([40], [7, 31, 8]), ([], [8]), ([40], []), ([], [])):
+        features = form([opening + prompt + text for text in texts])
+        if prompt:  # as sentence-transformers states it, the opening token included
+            features["prompt_length"] = length(len(opening + prompt), len(texts))
+        assert text_hash(features, kinds).tolist() == expected
+
+
+@pytest.mark.parametrize("form", FORMS, ids=["right", "left", "flat"])
+def test_a_first_word_that_took_the_space_of_the_prompt_counts(form):
+    """The prompt "query: " alone is query, :, space; before a text the space belongs to the text's first token."""
+    kinds, texts = token_kinds(Tokenizer()), [[35, 5], [36, 5], [39]]
+    features = form([[40, 7, 8, *text] for text in texts])
+    features["prompt_length"] = 4
+    assert text_hash(features, kinds).tolist() == [by_hand(text) for text in texts]
+
+
+def test_the_kinds_of_tokens_are_those_of_the_tokenizer():
+    assert token_kinds(Tokenizer()).tolist() == [0] * 30 + [2] * 10 + [1] + [0] * 10
+    for without in (None, object()):
+        assert token_kinds(without).tolist() == [0]
+    beyond = {"input_ids": torch.tensor([[40, 77], [40, 78]])}
+    assert text_hash(beyond, token_kinds(Tokenizer())).tolist() == [by_hand([77]), by_hand([78])]
 
 
 # ------------------------------------------------------------------ the loss, on an encoder of tokens

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from pytorch_metric_learning import losses as pml
 
-from xbm import CrossBatchMemory, InputError, MetricLearningLoss
+from xbm import ContrastiveLoss, CrossBatchMemory, InputError, MetricLearningLoss
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using a non-tuple sequence")  # their HistogramLoss
 CLASSES, DIM = 6, 13
@@ -254,3 +254,71 @@ def test_a_copy_of_the_wrapper_has_parameters_of_its_own():
     other = copy.deepcopy(one)
     other.loss.proxies.data.zero_()
     assert one.loss.proxies.abs().sum() > 0
+
+
+# ------------------------------------------------------------------ what does not fit is one sentence
+
+
+def refused(call, match):
+    with pytest.raises(InputError, match=match) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("loss", "match"),
+    [
+        (pml.ProxyAnchorLoss, r"got the class ProxyAnchorLoss: pass an object, ProxyAnchorLoss\(\.\.\.\)"),
+        (ContrastiveLoss, "got the class ContrastiveLoss"),
+        ("ProxyAnchorLoss", "must be a loss of pytorch-metric-learning, got 'ProxyAnchorLoss'"),
+        (None, "must be a loss of pytorch-metric-learning, got None"),
+        (ContrastiveLoss(), "ContrastiveLoss is a loss of xbm: call it directly"),
+        (torch.nn.CrossEntropyLoss(), "CrossEntropyLoss takes no indices_tuple"),
+        (lambda v, labels: v.sum(), "takes no indices_tuple"),
+    ],
+    ids=str,
+)
+def test_what_is_no_loss_over_pairs_is_refused_at_once(loss, match):
+    refused(lambda: MetricLearningLoss(loss), match)
+
+
+def test_a_loss_of_ones_own_that_takes_pairs_is_wrapped():
+    v, labels = embeddings(torch.arange(6) % 3, 1), torch.arange(6) % 3
+    for own in (lambda *_, indices_tuple: v.sum(), lambda *_, **named: v.sum()):
+        assert MetricLearningLoss(own)(v, labels) == v.sum()
+
+
+def test_an_adapter_is_not_wrapped_again():
+    refused(lambda: MetricLearningLoss(MetricLearningLoss(pml.ContrastiveLoss())), "MetricLearningLoss is a loss of xbm")
+
+
+def test_a_refused_loss_is_found_inside_several():
+    several = pml.MultipleLosses({"one": pml.ContrastiveLoss(), "other": pml.MultipleLosses([pml.VICRegLoss()])})
+    refused(lambda: MetricLearningLoss(several), "VICRegLoss of pytorch-metric-learning takes no labels")
+
+
+@pytest.mark.parametrize("losses", [list, lambda losses: dict(zip("ab", losses)), lambda losses: [pml.MultipleLosses(losses)]])
+def test_proxies_are_checked_inside_several_losses_too(losses):
+    loss_fn = MetricLearningLoss(pml.MultipleLosses(losses([pml.ContrastiveLoss(), pml.ProxyAnchorLoss(2, 8)])))
+    v = F.normalize(torch.randn(4, 8))
+    assert loss_fn(v, torch.tensor([0, 0, 1, 1])) > 0
+    refused(lambda: loss_fn(v, torch.tensor([0, 0, 1, 2])), "ProxyAnchorLoss has proxies for 2 classes, got labels from 0 to 2")
+    wide = F.normalize(torch.randn(4, 9))
+    refused(lambda: loss_fn(wide, torch.tensor([0, 0, 1, 1])), "ProxyAnchorLoss has proxies of dimension 8")
+
+
+@pytest.mark.parametrize("name", sorted(LEARNED - {"MultipleLosses"}))
+def test_anchors_of_another_dimension_are_refused(name):
+    labels, size = torch.arange(3), "descriptors_dim" if name == "P2SGradLoss" else "embedding_size"
+    expected = rf"^{name} has proxies of dimension {DIM}, the anchors have 5 columns: build the loss with {size}=5$"
+    refused(lambda: MetricLearningLoss(build(name))(F.normalize(torch.randn(3, 5)), labels), expected)
+
+
+@pytest.mark.parametrize("name", ["ProxyAnchorLoss", "FastAPLoss", "ContrastiveLoss"])
+def test_arguments_that_would_be_ignored_are_refused(name):
+    loss_fn, labels = MetricLearningLoss(build(name)), torch.arange(4) // 2
+    v = embeddings(labels, 1)
+    refused(lambda: MetricLearningLoss(build(name), exclude="foo"), "unknown exclude 'foo'")
+    refused(lambda: loss_fn(v, labels, reference_labels=labels), "pass references too")
+    refused(lambda: loss_fn(v, labels, reference_ids=labels), "pass references too")
+    refused(lambda: loss_fn(v, labels, return_stats=True), "no statistics of pairs: leave out return_stats")

@@ -350,7 +350,7 @@ BAD_CALLS = {
         "must be a CrossBatchMemory, got tuple",
     ),
     "pairs of a miner, wrapped": (
-        lambda m, v: MetricLearningLoss(torch.nn.MSELoss())(v, torch.arange(3), (v, v)),
+        lambda m, v: MetricLearningLoss(lambda *_, indices_tuple: v.sum())(v, torch.arange(3), (v, v)),
         "must be a CrossBatchMemory, got tuple",
     ),
     "references without labels": (lambda m, v: ContrastiveLoss()(v, None, m, references=v), "pass labels"),

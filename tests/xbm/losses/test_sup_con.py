@@ -3,6 +3,7 @@
 import math
 
 import pytest
+import torch
 
 from tests.xbm.losses.by_hand import assert_formula, case, one_anchor
 from xbm import InputError, SupConLoss
@@ -57,3 +58,31 @@ def test_a_temperature_must_be_positive(temperature):
     with pytest.raises(InputError, match="positive"):
         SupConLoss(temperature)
     assert loss_fn.temperature == 0.1
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_learned_temperature_keeps_its_precision_in_a_model_of_half_precision(dtype):
+    loss_fn, plain = (SupConLoss(0.07, learn_temperature=True) for _ in range(2))
+    loss_fn(torch.eye(4), torch.tensor([0, 0, 1, 1])).backward()
+    parameter, gradient = loss_fn.log_temperature, loss_fn.log_temperature.grad.clone()
+    model = torch.nn.ModuleList([torch.nn.Linear(2, 2), loss_fn]).to(dtype)
+    assert model[0].weight.dtype == dtype and loss_fn.log_temperature is parameter
+    assert parameter.dtype == parameter.grad.dtype == torch.float32
+    assert torch.equal(parameter, plain.log_temperature) and torch.equal(parameter.grad, gradient)
+    with torch.no_grad():
+        parameter -= 1e-5  # in half precision this is rounded away
+    assert parameter < plain.log_temperature
+    plain.load_state_dict(loss_fn.state_dict())
+    assert torch.equal(plain.log_temperature, parameter)
+    plain.load_state_dict({"log_temperature": parameter.detach().to(dtype)})  # as it was saved before
+    assert plain.log_temperature.dtype == torch.float32
+    v = torch.nn.functional.normalize(torch.randn(4, 8)).to(dtype).requires_grad_()
+    for engine in ("reference", "streaming"):
+        loss_fn.engine = engine
+        loss_fn(v, torch.tensor([0, 0, 1, 1])).backward()
+    assert v.grad.dtype == dtype and loss_fn.double().log_temperature.dtype == torch.float64
+
+
+def test_a_model_on_another_device_takes_the_temperature_along():
+    loss_fn = SupConLoss(0.07, learn_temperature=True).to("meta", torch.bfloat16)
+    assert loss_fn.log_temperature.device.type == "meta" and loss_fn.log_temperature.dtype == torch.float32
