@@ -276,7 +276,7 @@ def refused(call, match):
         (torch.nn.CrossEntropyLoss(), "CrossEntropyLoss takes no indices_tuple"),
         (lambda v, labels: v.sum(), "takes no indices_tuple"),
     ],
-    ids=str,
+    ids=["class", "own class", "text", "None", "own loss", "no pairs", "function"],
 )
 def test_what_is_no_loss_over_pairs_is_refused_at_once(loss, match):
     refused(lambda: MetricLearningLoss(loss), match)
