@@ -130,7 +130,7 @@ class PairLoss(nn.Module):
             >>> torch.allclose(loss, torch.nn.functional.cross_entropy(logits, torch.arange(3)))
             True
         """
-        if not isinstance(memory, CrossBatchMemory | None):
+        if memory is not None and not isinstance(memory, CrossBatchMemory):
             check_memory(memory)
         engine = self._choose_engine(anchors, memory, references)
         other = check_references(anchors, labels, ids, references, reference_labels, reference_ids)

@@ -1,9 +1,9 @@
-"""The end of a run: scores by the data set's own protocol, and the examples that the report shows."""
+"""What a run says before it begins, and its end: scores by the data set's own protocol, and the examples for the report."""
 
 import csv
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -25,6 +25,7 @@ from xbm_app.train.state import RunState
 
 NEIGHBOURS = 8  # retrieved images stored for each query
 SHOWN = 12  # anchors whose mined negatives are stored, and label errors whose neighbours are
+MOST_PASSES = 100  # over the training images, from which on a run hints at overfitting
 MINED = 10  # negatives stored for each anchor
 ALIKE = 4  # images of either class stored for each likely label error
 DOUBTED = ["filepath", "given_label", "predicted_label", "label_score", "is_label_issue"]  # the columns of doubted.csv
@@ -69,6 +70,23 @@ def describe(run: RunState) -> str:
         f"{run.dataset.name}: training on {what}{len(train)} images of {train.num_classes} classes, testing on "
         f"{len(query)} of {query.num_classes} classes; device {where}"
     )
+
+
+def hints(run: RunState) -> Iterator[str]:
+    """What the user of a slow device, or of few images, should know before the run."""
+    config, images = run.config, len(run.dataset.train)
+    if run.device.type == "cpu" and config.model.weights != "none" and config.model.freeze == "none":
+        yield (
+            "on a CPU, training the whole trunk takes hours: --set model.freeze=trunk trains only the head, on features that "
+            "are computed once"
+        )
+    passes = config.optim.iterations * config.batch.size / images
+    if config.data.name == "own" and passes > MOST_PASSES:
+        fewer = max(1, round(MOST_PASSES * images / config.batch.size))
+        yield (
+            f"{config.optim.iterations:,} iterations are {passes:,.0f} passes over {images:,} images, which can overfit: "
+            f"compare with --no-memory, and with --set optim.iterations={fewer} or less"
+        )
 
 
 def finish(run: RunState, console: Console) -> dict[str, Any]:

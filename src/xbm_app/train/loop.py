@@ -29,7 +29,7 @@ from xbm_app.progress import Console
 from xbm_app.train.config import Config, check
 from xbm_app.train.cuda_graphs import RecordedStep, Replayed, why_not
 from xbm_app.train.dataset import Batch, begin_run, read_run
-from xbm_app.train.finish import describe, finish, score
+from xbm_app.train.finish import describe, finish, hints, score
 from xbm_app.train.label_errors import ignore_label_errors, is_ignored
 from xbm_app.train.metrics import Metrics, cosine_and_rank, one_line
 from xbm_app.train.optimization import changes_rate, learn_in_chunks, update_weights
@@ -57,6 +57,8 @@ def train(config: Config, folder: Path, resume: bool = False, quiet: bool = Fals
             Console(config.optim.iterations, start, quiet or not ranks.first) as console,
         ):
             console.say(describe(run))
+            for hint in hints(run):
+                console.say(hint)
             if resume and not run.last.exists():
                 console.say("it had been stopped before its first checkpoint: starting at the first iteration")
             run_loop(run, start, metrics, console)

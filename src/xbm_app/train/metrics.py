@@ -390,8 +390,8 @@ class RunWatcher:
             return {"alone": "no training class has two images, so there are no positives and the memory cannot help"}
         if negatives == 0:
             return {
-                "idle": f"{iteration}: no negative in the memory is similar enough to any anchor to count, so the memory has "
-                "no effect: it needs more classes, or harder ones"
+                "idle": f"{iteration}: no negative in the memory is similar enough to any anchor to count: the memory only "
+                "pulls positives together. More or harder classes would help; compare with --no-memory"
             }
         if positives == 0:
             return {

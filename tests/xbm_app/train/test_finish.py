@@ -1,4 +1,6 @@
 import json
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ from xbm.retrieval import evaluate
 from xbm_app.data.images import Protocol
 from xbm_app.files import read_checkpoint
 from xbm_app.train.dataset import read_run
-from xbm_app.train.finish import ALIKE, DOUBTED, MINED, NEIGHBOURS, recall_curve
+from xbm_app.train.finish import ALIKE, DOUBTED, MINED, NEIGHBOURS, hints, recall_curve
 from xbm_app.train.label_errors import IGNORED, find_label_errors
 from xbm_app.train.load import load
 from xbm_app.train.loop import train
@@ -20,6 +22,28 @@ from xbm_app.train.loop import train
 def run(photos, tmp_path_factory):
     folder = tmp_path_factory.mktemp("finish") / "run"
     return folder, train(tiny_config(photos), folder, quiet=True), read_run(tiny_config(photos), folder)
+
+
+@pytest.mark.parametrize(
+    ("device", "changes", "iterations", "told"),
+    [
+        ("cpu", {"weights": "imagenet"}, 2000, ["model.freeze=trunk", "optim.iterations=350"]),
+        ("cpu", {"weights": "imagenet", "freeze": "trunk"}, 2000, ["optim.iterations=350"]),
+        ("cuda", {"weights": "imagenet"}, 2000, ["optim.iterations=350"]),
+        ("cpu", {"weights": "none"}, 350, []),
+    ],
+)
+def test_a_slow_device_and_few_images_are_told_of_what_helps(photos, device, changes, iterations, told):
+    config = tiny_config(photos)
+    config = replace(
+        config,
+        model=replace(config.model, **changes),
+        optim=replace(config.optim, iterations=iterations),
+        batch=replace(config.batch, size=32),
+    )
+    run = SimpleNamespace(config=config, device=torch.device(device), dataset=SimpleNamespace(train=range(112)))
+    said = list(hints(run))
+    assert len(said) == len(told) and all(word in text for word, text in zip(told, said))
 
 
 def test_the_result_is_what_is_on_the_disk(run):
