@@ -53,7 +53,7 @@ def check_memory(memory: object) -> None:
 
 def plain_integer(value: Any) -> int | None:
     """A whole number as a plain int, from numpy and tensors too; None for anything else, and for booleans."""
-    if isinstance(value, bool) or str(getattr(value, "dtype", "")) in ("bool", "torch.bool"):  # numpy 1 takes its own as indices
+    if isinstance(value, bool) or str(getattr(value, "dtype", "")) in ("bool", "torch.bool"):  # an index for numpy 1
         return None
     try:
         return operator.index(value)
