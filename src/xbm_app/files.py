@@ -125,7 +125,7 @@ def _no_pipe(path: Path) -> Path:
 
 @cache
 def _warn_unverified(folder: Path) -> None:
-    reason = "of an older version, or being written"
+    reason = "of an older version, or of an update that has not ended"
     warnings.warn(f"{folder} has files without checksums ({reason}): they are not verified", stacklevel=1)
 
 

@@ -16,9 +16,10 @@ from PIL import Image
 
 from tests.tiny import draw_photos
 from xbm.errors import InputError
-from xbm_app.files import read_checkpoint, write_checkpoint
+from xbm_app.files import CHECKSUMS, read_checkpoint, read_json, write_checkpoint
 from xbm_app.search import update as module
 from xbm_app.search.catalogue import Catalogue, root_of
+from xbm_app.search.searcher import Searcher
 from xbm_app.search.update import Changes, entries_of, fingerprint, thumbnail, update
 from xbm_app.train.load import Embedder, load
 
@@ -193,6 +194,29 @@ def test_killed_again_and_again_nothing_is_lost_or_doubled(searchable, tmp_path)
     told_by(searchable, photos, tmp_path / "at_once")
     assert same(content(out), content(tmp_path / "at_once"))
     assert len(list(out.glob("model-*.pt"))) == 1 and not list(out.glob("*.part*"))
+
+
+CUT_OFF = """
+import os, signal, sys
+from pathlib import Path
+from xbm_app.search.catalogue import Catalogue
+catalogue = Catalogue(Path(sys.argv[1]), write=True)
+with catalogue.change():
+    catalogue.remove(catalogue.ids()[:5].tolist())
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_an_index_whose_update_was_killed_can_be_searched_and_completed(searchable, own_photos, made_index, tmp_path):
+    out = Path(shutil.copytree(made_index, tmp_path / "index"))
+    assert subprocess.run([sys.executable, "-c", CUT_OFF, str(out)]).returncode == -signal.SIGKILL
+    assert (out / "index.sqlite-wal").stat().st_size  # which the first to close the index moves into the file
+    for _ in range(2):
+        searcher = Searcher(out)
+        assert len(searcher.search(searcher.embed(searcher.open(own_photos / "class_00" / "0.png")), 3)) == 3
+        searcher.catalogue.close()
+    assert told_by(searchable, own_photos, out) == (Changes(new=5, unchanged=67), [])
+    assert same(content(out), content(made_index)) and "index.sqlite" in read_json(out / CHECKSUMS)
 
 
 SLOWED = """
