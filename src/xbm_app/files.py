@@ -9,6 +9,7 @@ import errno
 import json
 import os
 import re
+import stat
 import sys
 import threading
 import warnings
@@ -115,6 +116,35 @@ def verify(path: Path, growing: bool = False, warn: bool = True, remedy: str = "
         f"{path} is not as xbm wrote it (damaged or edited): {remedy}, or delete {path.parent / CHECKSUMS} to use the files "
         "there unverified",
     )
+
+
+def open_in_place(path: Path) -> int:
+    """Opens or creates a file that is changed in place, as one descriptor. It is neither truncated nor waited for.
+
+    Raises:
+        InputError: it is a link, which could lead to a file of the user's, or a pipe, or anything else but a file.
+    """
+    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    try:
+        descriptor = os.open(path, flags, 0o666)
+    except OSError:
+        refuse_special(path)
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise _special(path)
+    return descriptor
+
+
+def refuse_special(path: Path) -> None:
+    """Raises InputError if there is something at `path`, a link included, that is not a file to be changed in place."""
+    with suppress(FileNotFoundError):
+        if not stat.S_ISREG(path.lstat().st_mode):
+            raise _special(path)
+
+
+def _special(path: Path) -> InputError:
+    return InputError(f"{path} is a link, a pipe, or not a file at all: remove it")
 
 
 def _no_pipe(path: Path) -> Path:
@@ -339,7 +369,7 @@ def _open_locked(folder: Path) -> int:
         folder.mkdir(parents=True, exist_ok=True)
         with suppress(FileNotFoundError):
             # Windows opens no folders, so there a file inside is locked instead
-            descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT) if WINDOWS else os.open(folder, os.O_RDONLY)
+            descriptor = open_in_place(folder / "lock") if WINDOWS else os.open(folder, os.O_RDONLY)
             free = lock(descriptor)
             if free and (WINDOWS or (folder.exists() and os.path.samestat(os.fstat(descriptor), os.stat(folder)))):
                 return descriptor

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from xbm.errors import InputError
-from xbm_app.files import forget_checksum, record_checksum, verify
+from xbm_app.files import forget_checksum, record_checksum, refuse_special, verify
 from xbm_app.search.filters import Column, Columns, Filter, Value, check_columns, sql
 
 FILE = "index.sqlite"
@@ -105,6 +105,9 @@ class Catalogue:
         file = self.folder / FILE
         if not write and not file.is_file():
             raise InputError(f"{folder} is not an index: make one with `xbm index RUN IMAGES --out {folder}`")
+        for each in (file, *(file.with_name(f"{FILE}-{kind}") for kind in ("wal", "shm", "journal"))):
+            if write or each != file:  # SQLite follows links, and changes what it finds
+                refuse_special(each)
         verify(file, remedy=f"delete {folder} and run `xbm index` again")
         if write:
             forget_checksum(file)

@@ -19,7 +19,7 @@ from xbm.errors import InputError
 from xbm_app.data.decoding import UNREADABLE
 from xbm_app.data.images import ImageSet, Row, image_files, inside, readable
 from xbm_app.data.own_images import COLUMNS, read_records, row_of
-from xbm_app.files import CHECKSUMS, lock, write_checkpoint
+from xbm_app.files import CHECKSUMS, lock, open_in_place, write_checkpoint
 from xbm_app.search.catalogue import FILE, TABLES, Catalogue, Entry, KnownRows, root_of
 from xbm_app.search.embeddings import metadata_columns, read_embeddings
 from xbm_app.search.filters import Value, plain
@@ -213,7 +213,7 @@ def _writing(where: Path | str) -> Iterator[AnyCatalogue]:
     if out.is_dir() and not (out / FILE).exists() and any(path.name not in ("lock", CHECKSUMS) for path in out.iterdir()):
         raise InputError(f"{out} is neither empty nor an index: give another --out")
     out.mkdir(parents=True, exist_ok=True)
-    with (out / "lock").open("w") as file:
+    with open(open_in_place(out / "lock"), "r+b") as file:
         if not lock(file.fileno()):
             raise InputError(f"another `xbm index` is writing to {out}: wait for it, or give another --out")
         with closing(Catalogue(out, write=True)) as catalogue:

@@ -196,6 +196,39 @@ def test_killed_again_and_again_nothing_is_lost_or_doubled(searchable, tmp_path)
     assert len(list(out.glob("model-*.pt"))) == 1 and not list(out.glob("*.part*"))
 
 
+@pytest.fixture
+def no_waiting():
+    def interrupt(*_):
+        raise TimeoutError("it waits for a pipe")
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.alarm(20)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.usefixtures("no_waiting")
+@pytest.mark.parametrize("kind", ["link", "dangling link", "pipe", "folder"])
+@pytest.mark.parametrize("name", ["lock", "index.sqlite", "index.sqlite-wal"])
+def test_what_is_planted_in_the_place_of_a_file_is_neither_followed_nor_waited_for(
+    searchable, own_photos, made_index, tmp_path, name, kind
+):
+    out = Path(shutil.copytree(made_index, tmp_path / "index"))
+    planted, mine = out / name, tmp_path / "mine.txt"
+    mine.write_text("keep me")
+    planted.unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(planted)
+    elif kind == "folder":
+        planted.mkdir()
+    else:
+        planted.symlink_to("../mine.txt" if kind == "link" else "../other.txt")
+    with pytest.raises(InputError, match=r"is a link, a pipe|neither empty nor an index"):
+        told_by(searchable, own_photos, out)
+    assert mine.read_text() == "keep me" and not (tmp_path / "other.txt").exists()
+
+
 CUT_OFF = """
 import os, signal, sys
 from pathlib import Path
