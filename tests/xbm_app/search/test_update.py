@@ -196,18 +196,6 @@ def test_killed_again_and_again_nothing_is_lost_or_doubled(searchable, tmp_path)
     assert len(list(out.glob("model-*.pt"))) == 1 and not list(out.glob("*.part*"))
 
 
-@pytest.fixture
-def no_waiting():
-    def interrupt(*_):
-        raise TimeoutError("it waits for a pipe")
-
-    before = signal.signal(signal.SIGALRM, interrupt)
-    signal.alarm(20)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
-
-
 @pytest.mark.usefixtures("no_waiting")
 @pytest.mark.parametrize("kind", ["link", "dangling link", "pipe", "folder"])
 @pytest.mark.parametrize("name", ["lock", "index.sqlite", "index.sqlite-wal"])
@@ -373,6 +361,25 @@ def test_what_is_only_out_of_reach_stays_in_the_index(searchable, photos, tmp_pa
     changes, told = told_by(searchable, photos, out)
     assert (changes.removed, changes.new) == (1, 0) and len(content(out)) == 71
     assert sum("cannot be listed" in each for each in told) == 2 and sum("not UTF-8" in each for each in told) == 1
+
+
+def test_what_lies_behind_a_dangling_link_stays_in_the_index(searchable, photos, tmp_path):
+    out, disk = tmp_path / "index", tmp_path / "disk"
+    disk.mkdir()
+    for name in ("class_03", "class_04/0.png"):
+        shutil.move(photos / name, disk / Path(name).name)
+        (photos / name).symlink_to(disk / Path(name).name)
+    assert told_by(searchable, photos, out) == (Changes(new=72), [])
+    disk.rename(tmp_path / "unmounted")
+    (photos / "class_01" / "0.png").unlink()
+    changes, told = told_by(searchable, photos, out)
+    assert changes.removed == 1 and len(content(out)) == 71
+    kept = [each for each in told if "cannot be reached" in each]
+    assert sorted(each.split()[0] for each in kept) == [str(photos / "class_03"), str(photos / "class_04" / "0.png")]
+    (tmp_path / "unmounted").rename(disk)
+    assert told_by(searchable, photos, out)[1] == [] and len(content(out)) == 71
+    (photos / "class_03").unlink()  # the link itself is deleted
+    assert told_by(searchable, photos, out)[0].removed == 6
 
 
 def test_a_row_that_was_removed_from_a_table_leaves_the_index_and_one_out_of_reach_stays(
