@@ -97,7 +97,7 @@ def verify(path: Path, growing: bool = False, warn: bool = True, remedy: str = "
         DamagedFileError: the file was damaged or edited.
     """
     _no_pipe(path)
-    expected = _listed(path.parent)
+    expected = checksums(path.parent)
     if not path.is_file():
         return path
     if expected is None or path.name not in expected:
@@ -109,7 +109,7 @@ def verify(path: Path, growing: bool = False, warn: bool = True, remedy: str = "
         length = int(each.partition("-")[2])
         if (size == length or (growing and size > length)) and _checksum(path, length) == each:
             return path
-    if (_listed(path.parent) or {}).get(path.name) != expected[path.name]:  # another process has replaced it meanwhile
+    if (checksums(path.parent) or {}).get(path.name) != expected[path.name]:  # another process has replaced it meanwhile
         return verify(path, growing, warn, remedy)
     raise DamagedFileError(
         path,
@@ -183,7 +183,7 @@ def reading(path: Path) -> Iterator[None]:
 def record_checksum(path: Path, content: Path | None = None) -> None:
     """Enters `path` in the list of its folder as it is, or as it will be and still is, if `content` is about to replace it."""
     try:
-        listed = _listed(path.parent) or {}
+        listed = checksums(path.parent) or {}
     except DamagedFileError:
         listed = {}
     if content is None:
@@ -197,15 +197,15 @@ def record_checksum(path: Path, content: Path | None = None) -> None:
 def forget_checksum(path: Path) -> None:
     """Removes `path` from the list of its folder: it is about to be changed in place."""
     try:
-        listed = _listed(path.parent) or {}
+        listed = checksums(path.parent) or {}
     except DamagedFileError:
         listed = {}
     if listed.pop(path.name, None):
         write_json(path.parent / CHECKSUMS, listed)
 
 
-def _listed(folder: Path) -> dict[str, list[str]] | None:
-    """The checksums of a folder; None if it has no list."""
+def checksums(folder: Path) -> dict[str, list[str]] | None:
+    """The checksums of the files in a folder, each with the one before, if any; None if the folder has no list."""
     path = folder / CHECKSUMS
     try:
         listed = json.loads(_no_pipe(path).read_bytes())
