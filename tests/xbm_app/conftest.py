@@ -49,6 +49,7 @@ def colors(tmp_path):
 @pytest.fixture
 def no_waiting():
     """Interrupts a test that waits for a pipe."""
+
     def interrupt(*_):
         raise TimeoutError("it waits for a pipe")
 

@@ -167,7 +167,7 @@ class Catalogue:
                 ) from None
 
     def _begin(self) -> None:
-        """Begins to write. After a kill, the next reader moves the log into the file, which the old checksum would not cover."""
+        """Begins to write. After a kill, the next reader moves the log into the file, which has no checksum then."""
         self._database.execute("BEGIN IMMEDIATE")
         forget_checksum(self.folder / FILE)  # again and only now: until here, a reader may have recorded one in `settle`
 

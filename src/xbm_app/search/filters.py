@@ -52,7 +52,13 @@ def parse_filter(text: str) -> Filter:
 def filters_of(texts: Iterable[str] | None, label: str | None = None) -> tuple[Filter, ...]:
     """The conditions in some texts, and the one that the label is `label`."""
     labels = () if label is None else (Filter("label", "=", label),)
-    return (*labels, *(parse_filter(text) for text in texts or ()))
+    filters = (*labels, *(parse_filter(text) for text in texts or ()))
+    for each in filters:
+        try:
+            str(each).encode()
+        except UnicodeError:
+            raise InputError(f"{str(each)!r} is not UTF-8: write it as in the index") from None
+    return filters
 
 
 def plain(value: Any) -> Value:

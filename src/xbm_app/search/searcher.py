@@ -8,13 +8,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
+from textwrap import shorten
+from traceback import extract_tb
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from PIL import Image
 
-from xbm.errors import DamagedFileError, InputError
+from xbm.errors import DamagedFileError, InputError, XbmError
 from xbm_app.data.decoding import UNREADABLE, decode, fit
 from xbm_app.data.transforms import as_channels
 from xbm_app.extras import require
@@ -50,20 +52,22 @@ class OwnEncoder:
 
     def __init__(self, name: str) -> None:
         module, _, attribute = name.partition(":")
-        if not module or not attribute:
+        if not module or not attribute or module.startswith("."):
             raise InputError(f"--encoder takes module:object, such as clip_encoder:Encoder, got {name!r}")
         if "" not in sys.path:
             sys.path.insert(0, "")
         try:
             found: Any = import_module(module)
-        except ModuleNotFoundError as error:
-            if error.name != module.split(".")[0] and error.name != module:
-                raise
-            raise InputError(f"there is no module {module!r}: run the command in its folder, or install it") from None
-        for part in attribute.split("."):
-            found = getattr(found, part, None)
-        if isinstance(found, type):
-            found = found()
+            for part in attribute.split("."):
+                found = getattr(found, part, None)
+            if isinstance(found, type):
+                found = found()
+        except (XbmError, MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            if isinstance(error, ModuleNotFoundError) and error.name in (module.split(".")[0], module):
+                raise InputError(f"there is no module {module!r}: run the command in its folder, or install it") from None
+            raise InputError(f"{name} cannot be imported or made without arguments ({_cause(error)}): correct it") from error
         if not callable(found):
             raise InputError(f"{name} is not a function or class: name what embeds a list of images")
         self.name, self._encode = name, found
@@ -78,7 +82,7 @@ class OwnEncoder:
 
     def embed_views(self, views: Sequence[np.ndarray]) -> torch.Tensor:
         """(n, D): unit rows."""
-        return self._rows(self._encode([Image.fromarray(view) for view in views]), len(views))
+        return self._rows(self._encode, [Image.fromarray(view) for view in views])
 
     def embed_text(self, texts: Sequence[str]) -> torch.Tensor:
         """(n, D): unit rows.
@@ -88,16 +92,39 @@ class OwnEncoder:
         """
         if self._encode_text is None:
             raise InputError(f"{self.name} has no method encode_text: search by image, or add one that takes a list of texts")
-        return self._rows(self._encode_text(list(texts)), len(texts))
+        if any("\ud800" <= letter <= "\udfff" for text in texts for letter in text):
+            raise InputError("the text is not UTF-8: write it in another way")
+        return self._rows(self._encode_text, list(texts))
 
-    def _rows(self, returned: Any, count: int) -> torch.Tensor:
-        rows = torch.as_tensor(returned.detach().cpu() if isinstance(returned, torch.Tensor) else np.asarray(returned)).float()
-        if rows.dim() != 2 or len(rows) != count:
+    def _rows(self, encode: Callable[[list[Any]], Any], inputs: list[Any]) -> torch.Tensor:
+        count = len(inputs)
+        try:
+            returned = encode(inputs)
+        except (XbmError, MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            raise XbmError(f"{self.name} failed on {count} inputs ({_cause(error)}): correct it") from error
+        try:
+            rows = torch.as_tensor(returned.detach().cpu() if isinstance(returned, torch.Tensor) else np.asarray(returned))
+            rows = rows.float()
+        except (TypeError, ValueError, RuntimeError) as error:
+            kind = type(returned).__name__
+            raise InputError(
+                f"{self.name} must return an array ({count}, D) of numbers, got {kind} ({_cause(error)})"
+            ) from None
+        if rows.dim() != 2 or len(rows) != count or not rows.shape[1]:
             raise InputError(f"{self.name} must return an array ({count}, D) for {count} inputs, got {tuple(rows.shape)}")
         length = rows.norm(dim=1, keepdim=True)
         if not bool((torch.isfinite(length) & (length > 0)).all()):
             raise InputError(f"{self.name} returned a vector that is zero or not finite: correct it before indexing")
         return rows / length
+
+
+def _cause(error: Exception) -> str:
+    """An error in the code of the user, and its place there."""
+    frames = [frame for frame in extract_tb(error.__traceback__) if not frame.filename.startswith("<frozen")]
+    place = f"{Path(frames[-1].filename).name}, line {frames[-1].lineno}: " if frames else ""
+    return f"{place}{type(error).__name__}: {shorten(str(error), 120, placeholder=' …')}"
 
 
 def hash_weights(digest: "hashlib._Hash", model: Embedder) -> str:
@@ -262,8 +289,9 @@ class Searcher:
 
     def open(self, path: Path) -> Image.Image:
         """A query image, decoded in the same way as the indexed images."""
+        side = self.encoder().decoded_side
         try:
-            return decode(path, self.encoder().decoded_side)
+            return decode(path, side)
         except FileNotFoundError:
             raise InputError(f"{path} does not exist: give the path of an image") from None
         except UNREADABLE as error:

@@ -221,7 +221,7 @@ def test_the_commands_take_embeddings_encoders_texts_and_filters(own_encoder, co
         (("search", tmp_path / "other", tmp_path / "photos/0.png"), None),
     ):  # fmt: skip
         if says is None:
-            assert "contains no model" in CliRunner().invoke(app, [str(word) for word in words]).output
+            assert "contains no model" in str(CliRunner().invoke(app, [str(word) for word in words]).exception)
         else:
             with pytest.raises(InputError, match=says):
                 run(*words)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from xbm.errors import InputError
+from xbm.errors import InputError, XbmError
 from xbm_app.search.catalogue import Catalogue
 from xbm_app.search.filters import filters_of
 from xbm_app.search.searcher import (
@@ -182,3 +182,33 @@ def test_what_comes_from_the_data_is_never_markup(tmp_path):
 def test_a_search_without_results_says_so(tmp_path):
     page = write_results_page(tmp_path / "s.html", "t", [("q", Image.new("RGB", (4, 4)), [])], lambda _: None).read_text()
     assert "nothing found" in page
+
+
+@pytest.mark.parametrize(
+    "returned", ["None", "[[1.0], [1.0, 2.0]]", "['a', 'b']", "[object(), object()]", "{}", "np.zeros((2, 0))"]
+)
+def test_what_an_encoder_returns_by_mistake_is_one_sentence(tmp_path, monkeypatch, returned):
+    name = f"odd_{abs(hash(returned))}"
+    (tmp_path / f"{name}.py").write_text(f"import numpy as np\ndef encode(images): return {returned}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(InputError, match="must return an array"):
+        OwnEncoder(f"{name}:encode").embed_views([np.zeros((9, 9, 3), np.uint8)] * 2)
+
+
+def test_an_encoder_that_fails_is_named_with_the_place_in_its_code(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "failing_encoder.py").write_text("def encode(images):\n    raise KeyError('weights')\n")
+    with pytest.raises(XbmError, match=r"failing_encoder.py, line 2: KeyError: 'weights'") as error:
+        OwnEncoder("failing_encoder:encode").embed_views([np.zeros((9, 9, 3), np.uint8)])
+    assert not isinstance(error.value, InputError)  # the server answers 500 and shows where
+    (tmp_path / "broken_encoder.py").write_text("x = 1\ny = x.z\n")
+    with pytest.raises(InputError, match=r"broken_encoder.py, line 2: AttributeError"):
+        OwnEncoder("broken_encoder:y")
+
+
+def test_a_text_or_filter_that_is_not_utf_8_is_refused(own_encoder):
+    with pytest.raises(InputError, match="not UTF-8"):
+        OwnEncoder(f"{own_encoder}:Encoder").embed_text(["\udcff"])
+    for words in ((["label=\udcff"], None), ([], "\udcff"), (["\udcff=1"], None)):
+        with pytest.raises(InputError, match="not UTF-8"):
+            filters_of(*words)
