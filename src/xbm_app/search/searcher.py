@@ -24,7 +24,7 @@ from xbm_app.files import write_bytes
 from xbm_app.report.galleries import Encoder, strip, webp_uri
 from xbm_app.report.writing import Html, shell, tag
 from xbm_app.search.catalogue import FILE, Item, root_of
-from xbm_app.search.filters import Filter, Value
+from xbm_app.search.filters import Filter, Value, fitting, refuse_misfits
 from xbm_app.search.milvus import MilvusCatalogue, MilvusNeighbours, is_milvus, open_catalogue
 from xbm_app.train.load import Embedder
 
@@ -253,10 +253,24 @@ class Searcher:
         self.dim, self.columns = int(self.catalogue.get("dim")), self.catalogue.columns()
 
     def ids_of(self, filters: Sequence[Filter]) -> np.ndarray:
-        """(n,): the images that meet every filter; in Milvus up to 10,000 of them."""
+        """(n,): the images that meet every filter; in Milvus up to 10,000 of them.
+
+        Raises:
+            InputError: the value of a filter is of another kind than those of its column.
+        """
         if not filters:
             return self.ids
+        ids = self._ids(filters := fitting(filters, self._has))
+        if not len(ids):
+            refuse_misfits(filters, self._has)
+        return ids
+
+    def _ids(self, filters: Sequence[Filter]) -> np.ndarray:
         return self.catalogue.some_ids(filters) if isinstance(self.catalogue, MilvusCatalogue) else self.catalogue.ids(filters)
+
+    def _has(self, column: str, kind: type) -> bool:
+        """Whether any row has a text (str) or a number (float) in a column."""
+        return len(self._ids([Filter(column, ">=", "" if kind is str else -sys.float_info.max)])) > 0
 
     def _own_copy(self, digest: str) -> Embedder:
         """The model whose weights the index contains."""
@@ -349,6 +363,12 @@ class Searcher:
         return self._nearest(vector, top + offset, filters)[offset:]
 
     def _nearest(self, vector: np.ndarray, top: int, filters: Sequence[Filter]) -> list[Hit]:
+        hits = self._search(vector, top, filters := fitting(filters, self._has))
+        if not hits:
+            refuse_misfits(filters, self._has)
+        return hits
+
+    def _search(self, vector: np.ndarray, top: int, filters: Sequence[Filter]) -> list[Hit]:
         if isinstance(self.catalogue, MilvusCatalogue):
             near = self.catalogue.search(np.asarray(vector, np.float32).reshape(-1), top, filters)
             return [_hit(item, min(max(value, -1.0), 1.0)) for item, value in near]
