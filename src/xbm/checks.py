@@ -85,10 +85,33 @@ def check_state(update: str, state: Mapping[str, Tensor], prefix: str = "", shap
     if rows is not None and shape is not None and rows.shape != shape:
         there, here = (f"rows of shape {tuple(each)}" for each in (rows.shape, shape))
         raise InputError(f"the state is of a memory with {there}, this one has {here}: create it with the same size and dim")
+    _check_ranges(state, prefix)
     latest, clock = (state.get(f"{prefix}{name}") for name in ("latest", "clock"))
     if latest is not None and clock is not None and int(clock) > 0 and (int(latest) > 0) != (update == "queue"):
         kind = "queue" if int(latest) > 0 else "memory with one slot per instance"
         raise InputError(f"this state is that of a {kind}, not of update={update!r}: create the memory with the same update")
+
+
+def _check_ranges(state: Mapping[str, Tensor], prefix: str) -> None:
+    """Raises if a number in the state of a memory is one that no memory has; a wrong one would be an index out of range."""
+    rows, stamps = state.get(f"{prefix}rows"), state.get(f"{prefix}stamps")
+    if rows is None or rows.dim() != 2:
+        return
+    size = len(rows)
+    for name, largest in {
+        "pointer": size - 1,
+        "count": size,
+        "clock": math.inf,
+        "latest": math.inf,
+        "unsound": math.inf,
+    }.items():
+        value = state.get(f"{prefix}{name}")
+        if value is not None and value.numel() == 1 and not 0 <= int(value) <= largest:
+            raise InputError(f"the state of the memory has {name}={int(value)}, not 0 to {largest}: it is damaged")
+    if stamps is not None and stamps.shape == (size,):
+        length = torch.linalg.vector_norm(rows.detach(), dim=1, dtype=torch.promote_types(rows.dtype, torch.float32))
+        if not bool((length.isfinite() | (stamps < 0)).all()):
+            raise InputError("the state of the memory has a row with NaN or infinity: it is damaged, or of a run that diverged")
 
 
 def tolerance(dtype: torch.dtype) -> float:

@@ -9,6 +9,7 @@ import errno
 import json
 import os
 import re
+import stat
 import sys
 import threading
 import warnings
@@ -96,7 +97,7 @@ def verify(path: Path, growing: bool = False, warn: bool = True, remedy: str = "
         DamagedFileError: the file was damaged or edited.
     """
     _no_pipe(path)
-    expected = _listed(path.parent)
+    expected = checksums(path.parent)
     if not path.is_file():
         return path
     if expected is None or path.name not in expected:
@@ -108,13 +109,42 @@ def verify(path: Path, growing: bool = False, warn: bool = True, remedy: str = "
         length = int(each.partition("-")[2])
         if (size == length or (growing and size > length)) and _checksum(path, length) == each:
             return path
-    if (_listed(path.parent) or {}).get(path.name) != expected[path.name]:  # another process has replaced it meanwhile
+    if (checksums(path.parent) or {}).get(path.name) != expected[path.name]:  # another process has replaced it meanwhile
         return verify(path, growing, warn, remedy)
     raise DamagedFileError(
         path,
         f"{path} is not as xbm wrote it (damaged or edited): {remedy}, or delete {path.parent / CHECKSUMS} to use the files "
         "there unverified",
     )
+
+
+def open_in_place(path: Path) -> int:
+    """Opens or creates a file that is changed in place, as one descriptor. It is neither truncated nor waited for.
+
+    Raises:
+        InputError: it is a link, which could lead to a file of the user's, or a pipe, or anything else but a file.
+    """
+    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    try:
+        descriptor = os.open(path, flags, 0o666)
+    except OSError:
+        refuse_special(path)
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise _special(path)
+    return descriptor
+
+
+def refuse_special(path: Path) -> None:
+    """Raises InputError if there is something at `path`, a link included, that is not a file to be changed in place."""
+    with suppress(FileNotFoundError):
+        if not stat.S_ISREG(path.lstat().st_mode):
+            raise _special(path)
+
+
+def _special(path: Path) -> InputError:
+    return InputError(f"{path} is a link, a pipe, or not a file at all: remove it")
 
 
 def _no_pipe(path: Path) -> Path:
@@ -125,7 +155,7 @@ def _no_pipe(path: Path) -> Path:
 
 @cache
 def _warn_unverified(folder: Path) -> None:
-    reason = "of an older version, or being written"
+    reason = "of an older version, or of an update that has not ended"
     warnings.warn(f"{folder} has files without checksums ({reason}): they are not verified", stacklevel=1)
 
 
@@ -153,7 +183,7 @@ def reading(path: Path) -> Iterator[None]:
 def record_checksum(path: Path, content: Path | None = None) -> None:
     """Enters `path` in the list of its folder as it is, or as it will be and still is, if `content` is about to replace it."""
     try:
-        listed = _listed(path.parent) or {}
+        listed = checksums(path.parent) or {}
     except DamagedFileError:
         listed = {}
     if content is None:
@@ -167,15 +197,15 @@ def record_checksum(path: Path, content: Path | None = None) -> None:
 def forget_checksum(path: Path) -> None:
     """Removes `path` from the list of its folder: it is about to be changed in place."""
     try:
-        listed = _listed(path.parent) or {}
+        listed = checksums(path.parent) or {}
     except DamagedFileError:
         listed = {}
     if listed.pop(path.name, None):
         write_json(path.parent / CHECKSUMS, listed)
 
 
-def _listed(folder: Path) -> dict[str, list[str]] | None:
-    """The checksums of a folder; None if it has no list."""
+def checksums(folder: Path) -> dict[str, list[str]] | None:
+    """The checksums of the files in a folder, each with the one before, if any; None if the folder has no list."""
     path = folder / CHECKSUMS
     try:
         listed = json.loads(_no_pipe(path).read_bytes())
@@ -339,7 +369,7 @@ def _open_locked(folder: Path) -> int:
         folder.mkdir(parents=True, exist_ok=True)
         with suppress(FileNotFoundError):
             # Windows opens no folders, so there a file inside is locked instead
-            descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT) if WINDOWS else os.open(folder, os.O_RDONLY)
+            descriptor = open_in_place(folder / "lock") if WINDOWS else os.open(folder, os.O_RDONLY)
             free = lock(descriptor)
             if free and (WINDOWS or (folder.exists() and os.path.samestat(os.fstat(descriptor), os.stat(folder)))):
                 return descriptor

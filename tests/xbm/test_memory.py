@@ -387,3 +387,38 @@ def test_the_state_of_another_update_is_refused(update):
 def test_options_that_are_not_finite_are_refused(options):
     with pytest.raises(InputError, match="finite"):
         CrossBatchMemory(5, 3, "backprop", **options)
+
+
+@pytest.mark.parametrize("make", [CrossBatchMemory, ShardedMemory])
+@pytest.mark.parametrize("update", ["queue", "moving_average", "backprop"])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("pointer", 999),
+        ("pointer", 5),
+        ("pointer", -1),
+        ("count", -5),
+        ("count", 6),
+        ("clock", -1),
+        ("unsound", -2),
+        ("rows", float("nan")),
+    ],
+)
+def test_a_state_that_no_memory_has_is_refused(make, update, name, value):
+    source = CrossBatchMemory(5, 3, update)
+    source.enqueue(torch.eye(3), torch.arange(3), ids=torch.arange(3))
+    state = source.state_dict()
+    make(5, 3, update).load_state_dict(state)
+    damaged = {**state, name: torch.full_like(state[name], value)}
+    memory = make(5, 3, update)
+    with pytest.raises(InputError, match="it is damaged"):
+        memory.load_state_dict(damaged)
+    assert len(memory) == 0
+
+
+def test_rows_that_were_never_written_may_have_any_content():
+    source, memory = CrossBatchMemory(5, 3), CrossBatchMemory(5, 3)
+    source.enqueue(torch.eye(3), torch.arange(3))
+    source.rows[3:] = torch.nan
+    memory.load_state_dict(source.state_dict())
+    assert len(memory) == 3

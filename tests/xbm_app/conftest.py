@@ -1,5 +1,6 @@
 """Shared by the tests of searching and serving: a toy encoder of one's own, as CLIP is, and pictures for it."""
 
+import signal
 import sys
 
 import pytest
@@ -43,3 +44,17 @@ def colors(tmp_path):
         Image.new("RGB", (20, 20), color).save(folder / f"{k}.png")
     (tmp_path / "table.csv").write_text("path,label,Price\n" + "".join(f"photos/{k}.png,x,{10 * k}\n" for k in range(4)))
     return tmp_path / "table.csv"
+
+
+@pytest.fixture
+def no_waiting():
+    """Interrupts a test that waits for a pipe."""
+
+    def interrupt(*_):
+        raise TimeoutError("it waits for a pipe")
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.alarm(20)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)

@@ -44,16 +44,26 @@ def silent(path, contents, read):
     return [difference for difference in in_place_of(path, contents, attempt) if difference]
 
 
+def written_checkpoint(folder, width):
+    state = {"step": 7, "names": ["a", "b"], "model": {f"w{k}": torch.randn(37, width) for k in range(5)}, "memory": None}
+    write_checkpoint(folder / "last.pt", state)
+    return folder / "last.pt"
+
+
 @pytest.fixture
 def checkpoint(tmp_path):
-    state = {"step": 7, "names": ["a", "b"], "model": {f"w{k}": torch.randn(37, 41) for k in range(5)}, "memory": None}
-    write_checkpoint(tmp_path / "last.pt", state)
-    return tmp_path / "last.pt"
+    return written_checkpoint(tmp_path, 41)
 
 
-@pytest.mark.parametrize(("flips", "pages"), [(60, 8), pytest.param(800, 120, marks=pytest.mark.slow)], ids=["some", "all 920"])
-def test_no_damaged_checkpoint_is_used(checkpoint, flips, pages):
+@pytest.mark.parametrize(
+    ("flips", "pages", "width", "least"),
+    [(60, 8, 41, 30_000), pytest.param(800, 120, 1800, 1_300_000, marks=pytest.mark.slow)],
+    ids=["some", "all 920"],
+)
+def test_no_damaged_checkpoint_is_used(tmp_path, flips, pages, width, least):
+    checkpoint = written_checkpoint(tmp_path, width)
     content = checkpoint.read_bytes()
+    assert len(content) > least
     assert silent(checkpoint, damaged(content, flips, pages), lambda: read_checkpoint(checkpoint)) == []
 
 
@@ -195,18 +205,23 @@ def test_no_damaged_index_is_used_and_swapped_weights_are_repaired(made_index, o
     assert [hit[1:] for hit in read()] == [hit[1:] for hit in expected]
 
 
-@pytest.mark.parametrize(("flips", "pages"), [(14, 4), pytest.param(110, 30, marks=pytest.mark.slow)], ids=["some", "all 140"])
-def test_no_damaged_codes_change_a_result(tmp_path, monkeypatch, flips, pages):
+@pytest.mark.parametrize(
+    ("flips", "pages", "count", "least"),
+    [(14, 4, 500, 10_000), pytest.param(110, 30, 25_000, 1_000_000, marks=pytest.mark.slow)],
+    ids=["some", "all 140"],
+)
+def test_no_damaged_codes_change_a_result(tmp_path, monkeypatch, flips, pages, count, least):
     monkeypatch.setattr(neighbours, "EXACT_BYTES", 0)
     faiss.omp_set_num_threads(1)
-    rows = np.random.default_rng(0).standard_normal((500, 8)).astype(np.float32)
+    rows = np.random.default_rng(0).standard_normal((count, 16)).astype(np.float32)
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
     catalogue = Catalogue(tmp_path, write=True)
-    catalogue.set("dim", 8)
+    catalogue.set("dim", 16)
     with catalogue.change():
-        catalogue.add([Entry(f"{k}.png", "", 1, 1) for k in range(500)], rows, [b""] * 500)
+        catalogue.add([Entry(f"{k}.png", "", 1, 1) for k in range(count)], rows, [b""] * count)
     neighbours.build(catalogue)
     path = tmp_path / neighbours.FILE
+    assert path.stat().st_size > least
     contents = damaged(path.read_bytes(), flips, pages)
     assert silent(path, contents, lambda: [x.tolist() for x in neighbours.open_neighbours(catalogue).search(rows[:9], 7)]) == []
     catalogue.close()

@@ -116,6 +116,8 @@ def search(
     if sheet is not None:
         check_page(sheet)
     searcher = Searcher(index, encoder=None if encoder is None else OwnEncoder(encoder))
+    if queries:
+        searcher.encoder()  # without one, no query can be answered
     answers: list[Query] = []
     failed = []
     for query in queries or ():

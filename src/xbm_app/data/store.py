@@ -26,7 +26,7 @@ from xbm_app.data.decoding import LONGEST, open_image
 from xbm_app.data.images import Dataset, EncodedSet, ImageSet, Protocol, missing_image, parts
 from xbm_app.data.parallel import default_workers, in_order
 from xbm_app.data.transforms import MODES, resized
-from xbm_app.files import CHECKSUMS, reading, replacing, verify, write_json
+from xbm_app.files import CHECKSUMS, checksums, reading, replacing, verify, write_json
 from xbm_app.progress import track
 
 FORMAT = 1
@@ -138,6 +138,13 @@ def _check_current(folder: Path, manifest: Manifest, images: ImageSet) -> None:
 
 def shard_file(folder: Path, number: int) -> Path:
     return folder / f"shard-{number:05d}.bin"
+
+
+def checksums_of_store(folder: Path) -> list[str] | None:
+    """The checksums of all shards in their order; None if a shard has none."""
+    listed = checksums(folder) or {}
+    shards = sorted(folder.glob("shard-*.bin"))
+    return [listed[shard.name][0] for shard in shards] if all(shard.name in listed for shard in shards) else None
 
 
 def shard_shapes(path: Path, count: int) -> np.ndarray | None:

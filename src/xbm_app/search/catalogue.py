@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from xbm.errors import InputError
-from xbm_app.files import forget_checksum, record_checksum, verify
+from xbm_app.files import forget_checksum, record_checksum, refuse_special, verify
 from xbm_app.search.filters import Column, Columns, Filter, Value, check_columns, sql
 
 FILE = "index.sqlite"
@@ -105,8 +105,12 @@ class Catalogue:
         file = self.folder / FILE
         if not write and not file.is_file():
             raise InputError(f"{folder} is not an index: make one with `xbm index RUN IMAGES --out {folder}`")
-        if not (log := file.with_name(f"{FILE}-wal")).exists() or not log.stat().st_size:  # else an update is under way
-            verify(file, remedy=f"delete {folder} and run `xbm index` again")
+        for each in (file, *(file.with_name(f"{FILE}-{kind}") for kind in ("wal", "shm", "journal"))):
+            if write or each != file:  # SQLite follows links, and changes what it finds
+                refuse_special(each)
+        verify(file, remedy=f"delete {folder} and run `xbm index` again")
+        if write:
+            forget_checksum(file)
         try:
             # Readers need write access too: whoever opens the file next rolls back what a killed writer left unfinished.
             self._database = _connect(file)
@@ -146,7 +150,7 @@ class Catalogue:
         """
         with self._lock:
             try:
-                self._database.execute("BEGIN IMMEDIATE")
+                self._begin()
                 before = self._database.total_changes
                 yield
                 if self._database.total_changes > before:
@@ -161,6 +165,11 @@ class Catalogue:
                 raise InputError(
                     f"could not write to {self.folder} ({error}); the index is unchanged: free some space and run it again"
                 ) from None
+
+    def _begin(self) -> None:
+        """Begins to write. After a kill, the next reader moves the log into the file, which has no checksum then."""
+        self._database.execute("BEGIN IMMEDIATE")
+        forget_checksum(self.folder / FILE)  # again and only now: until here, a reader may have recorded one in `settle`
 
     # ------------------------------------------------------------------ while others write
 
@@ -223,7 +232,14 @@ class Catalogue:
 
     def set(self, key: str, value: Any) -> None:
         with self._lock:
-            self._database.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, json.dumps(value)))
+            alone = not self._database.in_transaction
+            if alone:
+                self._begin()
+            try:
+                self._database.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, json.dumps(value)))
+            finally:
+                if alone:
+                    self._database.execute("COMMIT")
 
     def __len__(self) -> int:
         return int(self._rows("SELECT count(*) FROM images")[0][0])

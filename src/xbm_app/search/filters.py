@@ -7,6 +7,7 @@ import sys
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +19,9 @@ OWN = ("label", "path")  # what every row has
 OPERATORS = ("<=", ">=", "!=", "=", "<", ">")
 SYNTAX = re.compile(r"\s*([^<>=!]+?)\s*(<=|>=|!=|=|<|>)\s*(.*?)\s*", re.DOTALL)
 COLUMN_BYTES = 256_000_000  # of the columns that an open index keeps in memory for filters
-NUMBER = re.compile(r"-?(0|[1-9]\d{0,17})(\.\d+)?([eE][-+]?\d{1,2})?")
+NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,18})(\.[0-9]+)?([eE][-+]?[0-9]{1,2})?")
+TIME = re.compile(r"([0-9]{4}-[0-9]{2}-[0-9]{2}) ([0-9]{2}:[0-9]{2}.*)")
+TRUTH = {"true": 1, "false": 0}
 
 
 class Filter(NamedTuple):
@@ -52,20 +55,32 @@ def parse_filter(text: str) -> Filter:
 def filters_of(texts: Iterable[str] | None, label: str | None = None) -> tuple[Filter, ...]:
     """The conditions in some texts, and the one that the label is `label`."""
     labels = () if label is None else (Filter("label", "=", label),)
-    return (*labels, *(parse_filter(text) for text in texts or ()))
+    filters = (*labels, *(parse_filter(text) for text in texts or ()))
+    for each in filters:
+        try:
+            str(each).encode()
+        except UnicodeError:
+            raise InputError(f"{str(each)!r} is not UTF-8: write it as in the index") from None
+    return filters
 
 
 def plain(value: Any) -> Value:
     """A value as it is stored: texts that look like numbers, and truth values, become numbers; NaN and infinity are no values.
 
+    Times become texts as ISO 8601 writes them, in UTC if they have a time zone, so that their order is that of texts.
+
     Example:
-        >>> plain("20"), plain("2.5e1"), plain(True), plain("red"), plain("007"), plain("")
-        (20, 25.0, 1, 'red', '007', None)
+        >>> plain("20"), plain("2.5e1"), plain(True), plain("red"), plain("007"), plain(""), plain("2024-01-31 12:00")
+        (20, 25.0, 1, 'red', '007', None, '2024-01-31T12:00')
     """
     if value is None or value == "" or value != value:
         return None
-    if isinstance(value, bool):
+    if isinstance(value, bool | np.bool_):
         return int(value)
+    if isinstance(value, datetime):
+        return (value if value.utcoffset() is None else value.astimezone(UTC)).isoformat()
+    if isinstance(value, np.integer):
+        value = int(value)
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, int):
@@ -73,8 +88,11 @@ def plain(value: Any) -> Value:
     text = str(value)
     match = NUMBER.fullmatch(text)
     if match is None:
-        return text
-    return float(text) if match[2] or match[3] else int(text)
+        time = TIME.fullmatch(text)
+        return f"{time[1]}T{time[2]}" if time else text
+    if match[2] or match[3]:
+        return float(text)
+    return int(text) if -(2**63) <= int(text) < 2**63 else text
 
 
 def check_columns(filters: Sequence[Filter], columns: Iterable[str]) -> None:
@@ -83,6 +101,31 @@ def check_columns(filters: Sequence[Filter], columns: Iterable[str]) -> None:
     for each in filters:
         if each.column not in known:
             raise unknown("column", each.column, known)
+
+
+def fitting(filters: Sequence[Filter], has: Callable[[str, type], bool]) -> tuple[Filter, ...]:
+    """The same conditions, with true and false as the numbers that they are stored as, unless a column has texts.
+
+    Args:
+        has: whether a column has a text (str) or a number (float) in any row.
+    """
+
+    def fit(each: Filter) -> Filter:
+        truth = TRUTH.get(each.value.casefold()) if isinstance(each.value, str) and each.column not in OWN else None
+        return each if truth is None or has(each.column, str) else each._replace(value=truth)
+
+    return tuple(map(fit, filters))
+
+
+def refuse_misfits(filters: Sequence[Filter], has: Callable[[str, type], bool]) -> None:
+    """Raises InputError if the value of a filter is a number and its column has texts only, or vice versa; `has` as above."""
+    for each in filters:
+        kind = str if isinstance(each.value, str) else float
+        if each.column in OWN or each.value is None or has(each.column, kind):
+            continue
+        names = {str: ("a text", "texts only"), float: ("a number", "numbers only")}
+        held = next((names[other][1] for other in names if other != kind and has(each.column, other)), "no values")
+        raise InputError(f"no row meets {each}: {each.value} is {names[kind][0]}, but the column {each.column!r} has {held}")
 
 
 def sql(each: Filter) -> tuple[str, list[Value]]:

@@ -8,13 +8,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
+from textwrap import shorten
+from traceback import extract_tb
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from PIL import Image
 
-from xbm.errors import DamagedFileError, InputError
+from xbm.errors import DamagedFileError, InputError, XbmError
 from xbm_app.data.decoding import UNREADABLE, decode, fit
 from xbm_app.data.transforms import as_channels
 from xbm_app.extras import require
@@ -22,7 +24,7 @@ from xbm_app.files import write_bytes
 from xbm_app.report.galleries import Encoder, strip, webp_uri
 from xbm_app.report.writing import Html, shell, tag
 from xbm_app.search.catalogue import FILE, Item, root_of
-from xbm_app.search.filters import Filter, Value
+from xbm_app.search.filters import Filter, Value, fitting, refuse_misfits
 from xbm_app.search.milvus import MilvusCatalogue, MilvusNeighbours, is_milvus, open_catalogue
 from xbm_app.train.load import Embedder
 
@@ -50,20 +52,22 @@ class OwnEncoder:
 
     def __init__(self, name: str) -> None:
         module, _, attribute = name.partition(":")
-        if not module or not attribute:
+        if not module or not attribute or module.startswith("."):
             raise InputError(f"--encoder takes module:object, such as clip_encoder:Encoder, got {name!r}")
         if "" not in sys.path:
             sys.path.insert(0, "")
         try:
             found: Any = import_module(module)
-        except ModuleNotFoundError as error:
-            if error.name != module.split(".")[0] and error.name != module:
-                raise
-            raise InputError(f"there is no module {module!r}: run the command in its folder, or install it") from None
-        for part in attribute.split("."):
-            found = getattr(found, part, None)
-        if isinstance(found, type):
-            found = found()
+            for part in attribute.split("."):
+                found = getattr(found, part, None)
+            if isinstance(found, type):
+                found = found()
+        except (XbmError, MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            if isinstance(error, ModuleNotFoundError) and error.name in (module.split(".")[0], module):
+                raise InputError(f"there is no module {module!r}: run the command in its folder, or install it") from None
+            raise InputError(f"{name} cannot be imported or made without arguments ({_cause(error)}): correct it") from error
         if not callable(found):
             raise InputError(f"{name} is not a function or class: name what embeds a list of images")
         self.name, self._encode = name, found
@@ -78,7 +82,7 @@ class OwnEncoder:
 
     def embed_views(self, views: Sequence[np.ndarray]) -> torch.Tensor:
         """(n, D): unit rows."""
-        return self._rows(self._encode([Image.fromarray(view) for view in views]), len(views))
+        return self._rows(self._encode, [Image.fromarray(view) for view in views])
 
     def embed_text(self, texts: Sequence[str]) -> torch.Tensor:
         """(n, D): unit rows.
@@ -88,16 +92,39 @@ class OwnEncoder:
         """
         if self._encode_text is None:
             raise InputError(f"{self.name} has no method encode_text: search by image, or add one that takes a list of texts")
-        return self._rows(self._encode_text(list(texts)), len(texts))
+        if any("\ud800" <= letter <= "\udfff" for text in texts for letter in text):
+            raise InputError("the text is not UTF-8: write it in another way")
+        return self._rows(self._encode_text, list(texts))
 
-    def _rows(self, returned: Any, count: int) -> torch.Tensor:
-        rows = torch.as_tensor(returned.detach().cpu() if isinstance(returned, torch.Tensor) else np.asarray(returned)).float()
-        if rows.dim() != 2 or len(rows) != count:
+    def _rows(self, encode: Callable[[list[Any]], Any], inputs: list[Any]) -> torch.Tensor:
+        count = len(inputs)
+        try:
+            returned = encode(inputs)
+        except (XbmError, MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            raise XbmError(f"{self.name} failed on {count} inputs ({_cause(error)}): correct it") from error
+        try:
+            rows = torch.as_tensor(returned.detach().cpu() if isinstance(returned, torch.Tensor) else np.asarray(returned))
+            rows = rows.float()
+        except (TypeError, ValueError, RuntimeError) as error:
+            kind = type(returned).__name__
+            raise InputError(
+                f"{self.name} must return an array ({count}, D) of numbers, got {kind} ({_cause(error)})"
+            ) from None
+        if rows.dim() != 2 or len(rows) != count or not rows.shape[1]:
             raise InputError(f"{self.name} must return an array ({count}, D) for {count} inputs, got {tuple(rows.shape)}")
         length = rows.norm(dim=1, keepdim=True)
         if not bool((torch.isfinite(length) & (length > 0)).all()):
             raise InputError(f"{self.name} returned a vector that is zero or not finite: correct it before indexing")
         return rows / length
+
+
+def _cause(error: Exception) -> str:
+    """An error in the code of the user, and its place there."""
+    frames = [frame for frame in extract_tb(error.__traceback__) if not frame.filename.startswith("<frozen")]
+    place = f"{Path(frames[-1].filename).name}, line {frames[-1].lineno}: " if frames else ""
+    return f"{place}{type(error).__name__}: {shorten(str(error), 120, placeholder=' …')}"
 
 
 def hash_weights(digest: "hashlib._Hash", model: Embedder) -> str:
@@ -226,10 +253,24 @@ class Searcher:
         self.dim, self.columns = int(self.catalogue.get("dim")), self.catalogue.columns()
 
     def ids_of(self, filters: Sequence[Filter]) -> np.ndarray:
-        """(n,): the images that meet every filter; in Milvus up to 10,000 of them."""
+        """(n,): the images that meet every filter; in Milvus up to 10,000 of them.
+
+        Raises:
+            InputError: the value of a filter is of another kind than those of its column.
+        """
         if not filters:
             return self.ids
+        ids = self._ids(filters := fitting(filters, self._has))
+        if not len(ids):
+            refuse_misfits(filters, self._has)
+        return ids
+
+    def _ids(self, filters: Sequence[Filter]) -> np.ndarray:
         return self.catalogue.some_ids(filters) if isinstance(self.catalogue, MilvusCatalogue) else self.catalogue.ids(filters)
+
+    def _has(self, column: str, kind: type) -> bool:
+        """Whether any row has a text (str) or a number (float) in a column."""
+        return len(self._ids([Filter(column, ">=", "" if kind is str else -sys.float_info.max)])) > 0
 
     def _own_copy(self, digest: str) -> Embedder:
         """The model whose weights the index contains."""
@@ -262,8 +303,9 @@ class Searcher:
 
     def open(self, path: Path) -> Image.Image:
         """A query image, decoded in the same way as the indexed images."""
+        side = self.encoder().decoded_side
         try:
-            return decode(path, self.encoder().decoded_side)
+            return decode(path, side)
         except FileNotFoundError:
             raise InputError(f"{path} does not exist: give the path of an image") from None
         except UNREADABLE as error:
@@ -321,6 +363,12 @@ class Searcher:
         return self._nearest(vector, top + offset, filters)[offset:]
 
     def _nearest(self, vector: np.ndarray, top: int, filters: Sequence[Filter]) -> list[Hit]:
+        hits = self._search(vector, top, filters := fitting(filters, self._has))
+        if not hits:
+            refuse_misfits(filters, self._has)
+        return hits
+
+    def _search(self, vector: np.ndarray, top: int, filters: Sequence[Filter]) -> list[Hit]:
         if isinstance(self.catalogue, MilvusCatalogue):
             near = self.catalogue.search(np.asarray(vector, np.float32).reshape(-1), top, filters)
             return [_hit(item, min(max(value, -1.0), 1.0)) for item, value in near]

@@ -7,8 +7,9 @@ where it stopped.
 import hashlib
 import io
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,10 +17,10 @@ import numpy as np
 from PIL import Image
 
 from xbm.errors import InputError
-from xbm_app.data.decoding import UNREADABLE
+from xbm_app.data.decoding import UNREADABLE, decode
 from xbm_app.data.images import ImageSet, Row, image_files, inside, readable
 from xbm_app.data.own_images import COLUMNS, read_records, row_of
-from xbm_app.files import CHECKSUMS, lock, write_checkpoint
+from xbm_app.files import CHECKSUMS, lock, open_in_place, write_checkpoint
 from xbm_app.search.catalogue import FILE, TABLES, Catalogue, Entry, KnownRows, root_of
 from xbm_app.search.embeddings import metadata_columns, read_embeddings
 from xbm_app.search.filters import Value, plain
@@ -76,7 +77,10 @@ def update(
         changed = [entry for entry, old in kept if (entry.size, entry.time) != (old.size, old.time)]
         root, folder = root_of(source), source.is_dir()
         unlisted = known.keys() - {entry.key for entry in entries}
-        gone = [key for key in unlisted if not _may_exist(root / key[0], folder)]
+        gone = [key for key in unlisted if not _may_exist(root, key[0], folder)]
+        cut_off = Counter(link for path, _ in unlisted if (link := _dangling_link(root, path)) is not None)
+        for link, count in cut_off.items():
+            tell(InputError(f"{link} is a link to what cannot be reached: of the index, {count:,} images below it stay"))
         with catalogue.change():
             catalogue.remove(known[key].id for key in gone)
             catalogue.relabel((old.id, entry.label) for entry, old in kept if entry.label != old.label)
@@ -91,19 +95,27 @@ def update(
     return changes
 
 
-def _may_exist(path: Path, listed: bool) -> bool:
+def _may_exist(root: Path, path: str, listed: bool) -> bool:
     """Whether a file that is not among the images of a source may only be out of reach: such an image stays in the index.
 
     Args:
         listed: whether every image that exists should be among them, as in a folder; in a table, a row can be removed.
     """
     try:
-        path.stat()
+        (root / path).stat()
     except (FileNotFoundError, NotADirectoryError):
-        return False
+        return _dangling_link(root, path) is not None
     except OSError:
         return True
     return listed
+
+
+def _dangling_link(root: Path, path: str) -> Path | None:
+    """The link on the way from `root` to a file whose target is not there, as that of a disk that is not mounted."""
+    links = (each for each in [root / path, *(root / path).parents] if each != root and each.is_relative_to(root))
+    with suppress(OSError):
+        return next((link for link in links if link.is_symlink() and not link.exists()), None)
+    return None
 
 
 def update_embeddings(file: Path, out: Path | str, images: Path | None, tell: Tell, then: Then | None = None) -> Changes:
@@ -147,8 +159,7 @@ def _version(entry: Entry) -> tuple[str, int, int]:
 
 def _thumbnail_of(root: Path, entry: Entry, tell: Tell) -> bytes:
     try:
-        with Image.open(root / inside(entry.path, str(root))) as image:
-            return thumbnail(image.convert("RGB"))
+        return thumbnail(decode(root / inside(entry.path, str(root)), 2 * THUMBNAIL))
     except FileNotFoundError:
         tell(InputError(f"{root / entry.path} does not exist: the row has no thumbnail"))
     except (InputError, *UNREADABLE) as error:
@@ -213,7 +224,7 @@ def _writing(where: Path | str) -> Iterator[AnyCatalogue]:
     if out.is_dir() and not (out / FILE).exists() and any(path.name not in ("lock", CHECKSUMS) for path in out.iterdir()):
         raise InputError(f"{out} is neither empty nor an index: give another --out")
     out.mkdir(parents=True, exist_ok=True)
-    with (out / "lock").open("w") as file:
+    with open(open_in_place(out / "lock"), "r+b") as file:
         if not lock(file.fileno()):
             raise InputError(f"another `xbm index` is writing to {out}: wait for it, or give another --out")
         with closing(Catalogue(out, write=True)) as catalogue:

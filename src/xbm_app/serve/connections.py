@@ -6,6 +6,7 @@ thousand clients that send half a request would silence it. Here a client that i
 
 import asyncio
 import json
+import logging
 import os
 import signal
 import sys
@@ -166,6 +167,7 @@ class Server(uvicorn.Server):
 
 def configured(app: object, **changes: object) -> uvicorn.Config:
     """How uvicorn runs the application. Requests are not logged, so that no client can fill a disk; errors are."""
+    logging.getLogger("python_multipart").setLevel(logging.CRITICAL)  # a line per malformed body, which is answered with 400
     options = {
         "http": Connection, "ws": "none", "lifespan": "off", "log_level": "error", "access_log": False, "server_header": False,
         "backlog": ACCEPTED_AT_ONCE, "timeout_graceful_shutdown": GRACE, **changes,

@@ -28,7 +28,7 @@ from xbm_app.data.own_data import is_table, read_own
 from xbm_app.data.own_images import GROUP, Columns, read_table, write_split
 from xbm_app.data.parallel import in_order
 from xbm_app.data.samplers import PKSampler, ShuffleSampler, StreamSampler
-from xbm_app.data.store import Store, StoredSet, open_store, read_stored
+from xbm_app.data.store import Store, StoredSet, checksums_of_store, open_store, read_stored
 from xbm_app.data.tar_shards import Shards
 from xbm_app.data.transforms import Augmentation, Transform
 from xbm_app.files import verify
@@ -130,27 +130,34 @@ def read_run(config: Config, folder: Path) -> Dataset:
 def fingerprint(images: ImageSet) -> dict[str, str]:
     """Tells whether the images of a run are still the same: their list, and their sizes and the bytes of some of them.
 
-    Times do not matter, so a copy of the data has the same fingerprint. "source" is what was read: pixels from a store and
-    from files cannot be compared.
+    "source" is what was read: pixels from a store and from files cannot be compared. "store" is made of the checksums of a
+    whole store, which were compared when it was opened. "times", of the files, differs in a copy of the data too; to read all
+    files again could take hours.
     """
     boxes = None if images.boxes is None else images.boxes.tolist()
     listed = zlib.crc32(json.dumps([images.paths and list(images.paths), boxes, images.labels.tolist()]).encode())
     some, content = np.unique(np.linspace(0, len(images) - 1, SAMPLED).astype(int)).tolist(), 0
+    every: dict[str, str] = {}
     if isinstance(images, EncodedSet):
+        every = {"times": f"{zlib.crc32(np.ascontiguousarray(images.times(), '<i8').tobytes()):08x}"}
         source, parts = "files", [json.dumps(images.sizes().tolist()).encode(), *(images.bytes_of(index) for index in some)]
     elif images.pixels is not None or isinstance(images, StoredSet):
         source, parts = "pixels", [np.asarray(images.open(index)).tobytes() for index in some]
+        if isinstance(images, StoredSet) and images.store is not None and (sums := checksums_of_store(images.store.path)):
+            every = {"store": f"{zlib.crc32(json.dumps(sums).encode()):08x}"}
     else:
         assert images.root is not None and images.paths is not None
         files = [images.root / path for path in images.paths]
         try:
-            sizes = [file.stat().st_size for file in files]
+            stats = [file.stat() for file in files]
+            sizes, times = [each.st_size for each in stats], np.array([each.st_mtime_ns for each in stats], "<i8")
+            every = {"times": f"{zlib.crc32(times.tobytes()):08x}"}
             source, parts = "files", [json.dumps(sizes).encode(), *(files[index].read_bytes() for index in some)]
         except OSError as error:
             raise missing_image(Path(error.filename)) from None
     for part in parts:
         content = zlib.crc32(part, content)
-    return {"list": f"{listed:08x}", "source": source, "content": f"{content:08x}"}
+    return {"list": f"{listed:08x}", "source": source, "content": f"{content:08x}", **every}
 
 
 def hold_out(dataset: Dataset, share: float, fold: int = 0) -> Dataset:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from xbm.errors import unknown
 from xbm_app.extras import require
-from xbm_app.files import reading, record_checksum, replacing, verify
+from xbm_app.files import reading, record_checksum, replacing, verify, write_bytes
 from xbm_app.train.config import Config, flat, save, to_dict
 
 COLUMNS = (
@@ -212,7 +212,7 @@ class MLflow:
         self._run = client.create_run(experiment, run_name=folder.name).info.run_id
         settings = [Param(name, str(value)[:MLFLOW_TEXT]) for name, value in flat(config).items()]
         client.log_batch(self._run, params=settings)
-        kept.write_text(self._run + "\n")
+        write_bytes(kept, f"{self._run}\n".encode())
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         import time

@@ -3,7 +3,6 @@
 import copy
 import hashlib
 import json
-import os
 import zlib
 from pathlib import Path
 from typing import IO, Any
@@ -19,7 +18,7 @@ from xbm_app.data.feeds import Feed, sweep
 from xbm_app.data.images import ImageSet, folder_name
 from xbm_app.data.store import StoredSet, describe, read_manifest
 from xbm_app.data.transforms import Augmentation
-from xbm_app.files import MALFORMED, lock, read_arrays, replacing
+from xbm_app.files import MALFORMED, lock, open_in_place, read_arrays, replacing
 from xbm_app.models import EmbeddingModel, build_model, freeze, freeze_batch_norm
 from xbm_app.models.timm_trunks import PREFIX, usable_side
 from xbm_app.progress import track
@@ -101,7 +100,7 @@ def features_of(
 def _compute_features(model: EmbeddingModel, feed: Feed, unfinished: Path, what: str, device: torch.device) -> np.ndarray:
     """(N, width), batch by batch. If the process is killed, the next one continues from the file `unfinished`."""
     width = model.head.in_features
-    with open(unfinished, "a+b", opener=_unless_link) as file:
+    with open(open_in_place(unfinished), "r+b") as file:
         alone = lock(file.fileno())  # otherwise another process is computing the same features
         parts = _whole_batches(file, width) if alone else []
         batches = sweep(feed, EMBED_BATCH, device=device, first=len(parts) * EMBED_BATCH)
@@ -114,10 +113,6 @@ def _compute_features(model: EmbeddingModel, feed: Feed, unfinished: Path, what:
     return np.concatenate(parts)
 
 
-def _unless_link(path: str, flags: int) -> int:
-    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
-
-
 def _whole_batches(file: IO[bytes], width: int) -> list[np.ndarray]:
     """The batches in an unfinished file up to the first that was cut short or damaged, where the file is cut."""
     parts: list[np.ndarray] = []
@@ -128,7 +123,7 @@ def _whole_batches(file: IO[bytes], width: int) -> list[np.ndarray]:
         if zlib.crc32(content) != int.from_bytes(checksum, "little"):
             break
         parts.append(np.frombuffer(content, np.float32).reshape(-1, width))
-    file.truncate(len(parts) * (size + 4))
+    file.seek(file.truncate(len(parts) * (size + 4)))
     return parts
 
 

@@ -1,6 +1,7 @@
 """What a training run consists of: built from its config and the caller's hooks, saved to and restored from one checkpoint."""
 
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,7 +25,7 @@ from xbm_app.models.embedding import synchronise
 from xbm_app.models.fused import fuse
 from xbm_app.train.config import Config, Memory, flat, from_dict, to_dict
 from xbm_app.train.cuda_graphs import Replayed
-from xbm_app.train.dataset import TrainingData, augmentation_of, feed_of, fingerprint
+from xbm_app.train.dataset import SAMPLED, TrainingData, augmentation_of, feed_of, fingerprint
 from xbm_app.train.losses import UncountedLoss, losses_of
 from xbm_app.train.metrics import Drift, watcher_of
 from xbm_app.train.optimization import AveragedWeights, optimizer_of, precision_of, prepare, rate_factor, set_rates
@@ -266,11 +267,18 @@ class RunState:
             )
         data, now_data = state.get("data"), self.data_fingerprint
         if data is not None:  # which older versions did not record
-            compared = ["list"] if data["source"] != now_data["source"] else ["list", "content"]
-            if any(data[name] != now_data[name] for name in compared):
+            same_source = data["source"] == now_data["source"]
+            differ = [name for name in data.keys() & now_data.keys() if data[name] != now_data[name]]
+            if "list" in differ or (same_source and not {"content", "store"}.isdisjoint(differ)):
                 raise InputError(
                     "the training images, their labels or their boxes are not those that this run began with: restore the data "
                     "and split.csv, or start a new run"
+                )
+            if same_source and "times" in differ and self.ranks.first:
+                warnings.warn(
+                    f"the training images have other modification times than when the run began: their sizes and the bytes of "
+                    f"{SAMPLED} of them are the same, the others were not compared",
+                    stacklevel=1,
                 )
         before, now = flat(from_dict(state["config"])), flat(self.config)
         fixed = {"optim.iterations"} if self.config.optim.schedule in ("cosine", "linear") else set()  # its end is the run's

@@ -12,6 +12,8 @@ import pytest
 
 from benchmarks.measure import process_memory
 from tests.tiny import set_options, xbm
+from xbm_app.search.update import update
+from xbm_app.serve import server
 from xbm_app.train.config import Config, flat
 
 NUMBERS = (
@@ -29,6 +31,53 @@ NUMBERS = (
     "&a [*a]",
     "\x1b[2J",
     "٣",
+)
+
+
+WORDS = (
+    "\udcff",
+    "a" * 5000,
+    "\x1b[2J",
+    "'\"; --",
+    "price<=",
+    "label=\udcff",
+    "price>1e999",
+    "label<9999999999999999999999",
+    "=",
+    "a==b",
+)
+ENCODERS = (
+    "", ":", "x", "x:", ".x:y", "..:y", "x.:y", "os:getcwd", "os:no", "os.path:join", "os:environ", "json:JSONEncoder",
+    *(f"odd_encoders:{name}" for name in ("none", "ragged", "texts", "objects", "empty", "fails", "wide", "nan")),
+    "odd_encoders:Needs", "odd_encoders:Fails", "\udcff:y", "fails_on_import:x", "lacks_a_package:x",
+)  # fmt: skip
+ODD_ENCODERS = """
+import numpy as np
+
+def none(images): pass
+def ragged(images): return [[1.0], [1.0, 2.0]][: len(images)] + [[1.0]] * (len(images) - 2)
+def texts(images): return ["a"] * len(images)
+def objects(images): return [object() for _ in images]
+def empty(images): return np.zeros((len(images), 0))
+def fails(images): raise KeyError("x")
+def wide(images): return np.ones((len(images), 77))
+def nan(images): return np.full((len(images), 3), np.nan)
+
+class Needs:
+    def __init__(self, weights): pass
+
+class Fails:
+    def __init__(self): raise OSError("no weights")
+"""
+ENGINES = (
+    "milvus:",
+    "milvus:#",
+    "milvus:x.db#1a",
+    "milvus:no/such/x.db",
+    "milvus:\udcff.db",
+    "http://x",
+    "\udcff",
+    "milvus:x.db#\udcff",
 )
 
 
@@ -99,6 +148,37 @@ def invocations(places: list[str], run: Path, photos: Path, out: Path) -> Iterat
         yield [number]
 
 
+def searches(places: list[str], run: Path, photos: Path, out: Path) -> Iterator[list[object]]:
+    """The same of the commands around an index, which is in the run folder with a file of vectors beside it."""
+    index, rows = run / "index", run / "rows.npz"
+    for place in places:
+        yield ["export", place, "--out", out / "exported"]
+        yield ["serve", place]
+        yield ["index", rows, place, "--out", out / "index"]
+        yield ["index", place, place, "--encoder", "odd_encoders:wide", "--out", out / "index"]
+        yield ["index", rows, "--to", f"milvus:{place}/x.db"]
+    search: list[object] = ["search", index, photos / "class_00" / "0.png"]
+    for word in WORDS:
+        yield [*search, "--filter", word]
+        yield [*search, "--label", word]
+        yield [*search, "--text", word]
+        yield ["serve", index, "--host", word]
+        yield ["serve", index, "--allow-host", word, "--host", "0.0.0.0", "--token", word]
+    for name in ENCODERS:
+        yield [*search, "--encoder", name]
+        yield ["index", photos, "--encoder", name, "--out", out / "index"]
+        yield ["serve", index, "--encoder", name]
+    for place in ENGINES:
+        yield ["index", rows, "--to", place]
+        yield ["search", place, photos / "class_00" / "0.png"]
+        yield ["serve", place]
+        yield ["export", place, "--out", out / "rows.parquet"]
+    for number in NUMBERS:
+        yield [*search, "--offset", number]
+        yield [*search, "--top", number]
+        yield ["serve", index, "--port", number, "--host", number]
+
+
 @pytest.fixture
 def little_memory():
     """Some of the numbers ask for more memory than there is. The command has to say so, and must not get it here."""
@@ -110,18 +190,44 @@ def little_memory():
     resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
+@pytest.fixture(scope="module")
+def indexed(finished, own_photos, tmp_path_factory):
+    """A run with an index, and a file of vectors."""
+    run = Path(shutil.copytree(finished, tmp_path_factory.mktemp("indexed") / "run"))
+    update(run, own_photos, run / "index", pytest.fail, quiet=True)
+    np.savez(run / "rows.npz", embeddings=np.eye(5), paths=np.array([f"class_00/{k}.png" for k in range(5)]))
+    return run
+
+
+@pytest.fixture
+def odd_encoders(tmp_path, monkeypatch):
+    (tmp_path / "odd_encoders.py").write_text(ODD_ENCODERS)
+    (tmp_path / "fails_on_import.py").write_text("import json\njson.loads('{')\n")
+    (tmp_path / "lacks_a_package.py").write_text("import no_such_package_of_it\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+@pytest.fixture
+def nothing_is_served(monkeypatch):
+    """What is right after all would be served until Ctrl-C."""
+    monkeypatch.setattr(server.Server, "run", lambda *_, **__: None)
+    monkeypatch.setattr(server.Decoders, "start", lambda *_: None)
+    monkeypatch.setattr(server, "expect_signals", lambda: None)
+
+
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.usefixtures("little_memory")
-@pytest.mark.parametrize("count", [40, pytest.param(400, marks=pytest.mark.slow)])
-def test_no_bad_invocation_ends_in_a_traceback(finished, own_photos, tmp_path, monkeypatch, count):
+@pytest.mark.usefixtures("little_memory", "odd_encoders", "nothing_is_served")
+@pytest.mark.parametrize("kind", [invocations, searches])
+@pytest.mark.parametrize("count", [20, pytest.param(400, marks=pytest.mark.slow)])
+def test_no_bad_invocation_ends_in_a_traceback(indexed, own_photos, tmp_path, monkeypatch, kind, count):
     for name in ("bad", "here"):
         (tmp_path / name).mkdir()
     places, here = paths(tmp_path / "bad"), tmp_path / "here"
     monkeypatch.chdir(here)
-    run = Path(shutil.copytree(finished, tmp_path / "run"))
-    given = list(invocations(places, run, own_photos, here / "out"))
+    run = Path(shutil.copytree(indexed, tmp_path / "run"))
+    given = list(kind(places, run, own_photos, here / "out"))
     failed = []
-    for words in random.Random(count).sample(given, count):
+    for words in random.Random(count).sample(given, min(count, len(given))):
         shutil.rmtree(here / "out", ignore_errors=True)
         try:
             code, out, err = xbm(*words)
@@ -131,4 +237,4 @@ def test_no_bad_invocation_ends_in_a_traceback(finished, own_photos, tmp_path, m
             bad, err = True, repr(error)
         if bad:
             failed.append((words, err[-300:]))
-    assert not failed, "\n".join(map(str, failed))
+    assert not failed, "\n".join(map(repr, failed))

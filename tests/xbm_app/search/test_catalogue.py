@@ -5,7 +5,8 @@ from contextlib import closing
 import numpy as np
 import pytest
 
-from xbm.errors import InputError
+from xbm.errors import DamagedFileError, InputError
+from xbm_app.files import CHECKSUMS, read_json, record_checksum
 from xbm_app.search.catalogue import FILE, Catalogue, Entry, Item, Known
 from xbm_app.search.filters import filters_of
 
@@ -199,6 +200,38 @@ def test_a_catalogue_is_not_settled_into_an_update(written, tmp_path):
         with written.change():
             reader.settle()  # neither waits nor fails while somebody writes
         assert reader.labels() == [("old", 40)]
+
+
+def test_a_file_with_a_checksum_is_verified_whatever_log_lies_beside_it(written, tmp_path):
+    written.seal()
+    written.close()
+    (tmp_path / f"{FILE}-wal").write_bytes(b"not empty")
+    with (tmp_path / FILE).open("r+b") as file:
+        file.seek(-7, os.SEEK_END)
+        file.write(b"damaged")
+    with pytest.raises(DamagedFileError):
+        Catalogue(tmp_path)
+
+
+def test_a_file_that_is_being_changed_is_read_with_one_warning(written, tmp_path):
+    with written.change():
+        written.discard(("0.png", ""))
+    with pytest.warns(UserWarning, match="not ended"):
+        Catalogue(tmp_path).close()
+
+
+def test_a_file_that_is_settled_before_an_update_changes_it_loses_its_checksum_then(written, tmp_path):
+    """Settling may come between the moment when an update opens the file and its first change."""
+    writer = Catalogue(tmp_path, write=True)
+    record_checksum(tmp_path / FILE)
+    writer.set("dim", 3)
+    assert FILE not in read_json(tmp_path / CHECKSUMS)
+    writer.seal()
+    assert FILE in read_json(tmp_path / CHECKSUMS)
+    with writer.change():
+        writer.discard(("0.png", ""))
+    assert FILE not in read_json(tmp_path / CHECKSUMS)
+    writer.close()
 
 
 def test_a_catalogue_of_an_older_version_can_be_held(written, tmp_path):

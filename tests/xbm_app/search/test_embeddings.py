@@ -1,7 +1,10 @@
 """Embeddings made elsewhere, and the commands that take them."""
 
+import io
 import json
+import os
 import textwrap
+from contextlib import closing
 from datetime import date
 from pathlib import Path
 
@@ -9,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 from typer.testing import CliRunner
 
 from tests.xbm_app.search.test_neighbours import unit
@@ -217,7 +221,7 @@ def test_the_commands_take_embeddings_encoders_texts_and_filters(own_encoder, co
         (("search", tmp_path / "other", tmp_path / "photos/0.png"), None),
     ):  # fmt: skip
         if says is None:
-            assert "contains no model" in CliRunner().invoke(app, [str(word) for word in words]).output
+            assert "contains no model" in str(CliRunner().invoke(app, [str(word) for word in words]).exception)
         else:
             with pytest.raises(InputError, match=says):
                 run(*words)
@@ -239,3 +243,20 @@ def test_an_exported_index_is_searched_by_the_recipe_of_the_docs(tmp_path, monke
     exec(textwrap.dedent(recipe), names)
     assert names["index"].search(rows, 1)[1][:, 0].tolist() == [0, 1, 2, 3, 4]
     assert names["table"]["path"].to_pylist() == [f"{k}.png" for k in range(5)]
+
+
+@pytest.mark.usefixtures("no_waiting")
+def test_thumbnails_show_images_as_they_are_embedded_and_wait_for_no_pipe(tmp_path):
+    turned = Image.Exif()
+    turned[0x0112] = 6  # a quarter to the right
+    Image.new("RGB", (80, 40), "blue").save(tmp_path / "turned.jpg", exif=turned)
+    Image.fromarray(np.full((9, 9), 30_000, np.uint16)).save(tmp_path / "gray.png")
+    os.mkfifo(tmp_path / "pipe.png")
+    names, notes = ["turned.jpg", "gray.png", "pipe.png"], []
+    file = table(tmp_path / "rows.parquet", unit(3, dim=5), path=names)
+    update_embeddings(file, tmp_path / "index", tmp_path, lambda error: notes.append(str(error)))
+    with closing(Catalogue(tmp_path / "index")) as catalogue:
+        pictures = [catalogue.thumbnail(catalogue.find((name, ""))) for name in names]
+    shown = [Image.open(io.BytesIO(picture)) for picture in pictures[:2]]
+    assert shown[0].size == (40, 80) and abs(np.asarray(shown[1]).mean() - 30_000 / 257) < 3 and pictures[2] is None
+    assert ["pipe.png cannot be read" in note for note in notes] == [True]

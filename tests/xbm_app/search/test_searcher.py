@@ -1,13 +1,16 @@
 import re
 import shutil
 import time
+from datetime import datetime, timedelta, timezone
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
 
-from xbm.errors import InputError
+from xbm.errors import InputError, XbmError
 from xbm_app.search.catalogue import Catalogue
 from xbm_app.search.filters import filters_of
 from xbm_app.search.searcher import (
@@ -20,7 +23,7 @@ from xbm_app.search.searcher import (
     shown_path,
     write_results_page,
 )
-from xbm_app.search.update import Changes, update
+from xbm_app.search.update import Changes, update, update_embeddings
 from xbm_app.train.load import Embedder, load
 
 
@@ -182,3 +185,79 @@ def test_what_comes_from_the_data_is_never_markup(tmp_path):
 def test_a_search_without_results_says_so(tmp_path):
     page = write_results_page(tmp_path / "s.html", "t", [("q", Image.new("RGB", (4, 4)), [])], lambda _: None).read_text()
     assert "nothing found" in page
+
+
+@pytest.mark.parametrize(
+    "returned", ["None", "[[1.0], [1.0, 2.0]]", "['a', 'b']", "[object(), object()]", "{}", "np.zeros((2, 0))"]
+)
+def test_what_an_encoder_returns_by_mistake_is_one_sentence(tmp_path, monkeypatch, returned):
+    name = f"odd_{abs(hash(returned))}"
+    (tmp_path / f"{name}.py").write_text(f"import numpy as np\ndef encode(images): return {returned}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(InputError, match="must return an array"):
+        OwnEncoder(f"{name}:encode").embed_views([np.zeros((9, 9, 3), np.uint8)] * 2)
+
+
+def test_an_encoder_that_fails_is_named_with_the_place_in_its_code(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "failing_encoder.py").write_text("def encode(images):\n    raise KeyError('weights')\n")
+    with pytest.raises(XbmError, match=r"failing_encoder.py, line 2: KeyError: 'weights'") as error:
+        OwnEncoder("failing_encoder:encode").embed_views([np.zeros((9, 9, 3), np.uint8)])
+    assert not isinstance(error.value, InputError)  # the server answers 500 and shows where
+    (tmp_path / "broken_encoder.py").write_text("x = 1\ny = x.z\n")
+    with pytest.raises(InputError, match=r"broken_encoder.py, line 2: AttributeError"):
+        OwnEncoder("broken_encoder:y")
+
+
+def test_a_text_or_filter_that_is_not_utf_8_is_refused(own_encoder):
+    with pytest.raises(InputError, match="not UTF-8"):
+        OwnEncoder(f"{own_encoder}:Encoder").embed_text(["\udcff"])
+    for words in ((["label=\udcff"], None), ([], "\udcff"), (["\udcff=1"], None)):
+        with pytest.raises(InputError, match="not UTF-8"):
+            filters_of(*words)
+
+
+@pytest.fixture
+def kinds(tmp_path):
+    """An index of vectors with ids of 19 digits, truth values, timestamps and words."""
+    noon = datetime(2024, 1, 31, 12, tzinfo=timezone(timedelta(hours=2)))
+    columns = {
+        "number": [2**63 - 1, 2**62, 7], "flag": [True, False, None], "said": ["true", "false", "7"],
+        "when": [noon, noon + timedelta(days=1), None], "empty": pa.array([None] * 3, pa.int64()),
+    }  # fmt: skip
+    vectors = pa.array(np.eye(3, dtype=np.float32).tolist(), pa.list_(pa.float32()))
+    pq.write_table(pa.table({"embedding": vectors, **columns}), tmp_path / "rows.parquet")
+    update_embeddings(tmp_path / "rows.parquet", tmp_path / "index", None, pytest.fail)
+    return Searcher(tmp_path / "index")
+
+
+@pytest.mark.parametrize(
+    ("condition", "rows"),
+    [
+        (f"number={2**63 - 1}", [0]), (f"number>={2**62}", [0, 1]), ("flag=true", [0]), ("flag=False", [1]),
+        ("flag!=true", [1, 2]), ("said=true", [0]), ("when>=2024-02-01", [1]), ("when>=2024-01-31 10:00", [0, 1]),
+        ("when>2024-01-31T10:00:01", [1]), ("when<2024-02-01", [0]),
+    ],
+)  # fmt: skip
+def test_large_ids_truth_values_and_times_are_found(kinds, condition, rows):
+    filters = filters_of([condition])
+    assert sorted(int(hit.path) for hit in kinds.search(np.eye(3)[0], 3, filters)) == rows
+    assert (kinds.ids_of(filters) - kinds.ids[0]).tolist() == rows
+
+
+@pytest.mark.parametrize(
+    "condition", ["when>=2024", "number=red", "flag=yes", "empty=3", "empty<x", "number>=99999999999999999999"]
+)
+def test_a_value_of_another_kind_than_its_column_is_refused(kinds, condition):
+    filters = filters_of([condition])
+    for search in (
+        lambda: kinds.search(np.eye(3)[0], 3, filters),
+        lambda: kinds.like(1, 3, filters),
+        lambda: kinds.ids_of(filters),
+    ):
+        with pytest.raises(InputError, match="no row meets"):
+            search()
+
+
+def test_a_value_of_the_right_kind_may_find_nothing(kinds):
+    assert kinds.search(np.eye(3)[0], 3, filters_of(["number=8"])) == [] == kinds.ids_of(filters_of(["said=8.5x"])).tolist()

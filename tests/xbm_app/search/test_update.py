@@ -16,9 +16,10 @@ from PIL import Image
 
 from tests.tiny import draw_photos
 from xbm.errors import InputError
-from xbm_app.files import read_checkpoint, write_checkpoint
+from xbm_app.files import CHECKSUMS, read_checkpoint, read_json, write_checkpoint
 from xbm_app.search import update as module
 from xbm_app.search.catalogue import Catalogue, root_of
+from xbm_app.search.searcher import Searcher
 from xbm_app.search.update import Changes, entries_of, fingerprint, thumbnail, update
 from xbm_app.train.load import Embedder, load
 
@@ -195,6 +196,50 @@ def test_killed_again_and_again_nothing_is_lost_or_doubled(searchable, tmp_path)
     assert len(list(out.glob("model-*.pt"))) == 1 and not list(out.glob("*.part*"))
 
 
+@pytest.mark.usefixtures("no_waiting")
+@pytest.mark.parametrize("kind", ["link", "dangling link", "pipe", "folder"])
+@pytest.mark.parametrize("name", ["lock", "index.sqlite", "index.sqlite-wal"])
+def test_what_is_planted_in_the_place_of_a_file_is_neither_followed_nor_waited_for(
+    searchable, own_photos, made_index, tmp_path, name, kind
+):
+    out = Path(shutil.copytree(made_index, tmp_path / "index"))
+    planted, mine = out / name, tmp_path / "mine.txt"
+    mine.write_text("keep me")
+    planted.unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(planted)
+    elif kind == "folder":
+        planted.mkdir()
+    else:
+        planted.symlink_to("../mine.txt" if kind == "link" else "../other.txt")
+    with pytest.raises(InputError, match=r"is a link, a pipe|neither empty nor an index"):
+        told_by(searchable, own_photos, out)
+    assert mine.read_text() == "keep me" and not (tmp_path / "other.txt").exists()
+
+
+CUT_OFF = """
+import os, signal, sys
+from pathlib import Path
+from xbm_app.search.catalogue import Catalogue
+catalogue = Catalogue(Path(sys.argv[1]), write=True)
+with catalogue.change():
+    catalogue.remove(catalogue.ids()[:5].tolist())
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_an_index_whose_update_was_killed_can_be_searched_and_completed(searchable, own_photos, made_index, tmp_path):
+    out = Path(shutil.copytree(made_index, tmp_path / "index"))
+    assert subprocess.run([sys.executable, "-c", CUT_OFF, str(out)]).returncode == -signal.SIGKILL
+    assert (out / "index.sqlite-wal").stat().st_size  # which the first to close the index moves into the file
+    for _ in range(2):
+        searcher = Searcher(out)
+        assert len(searcher.search(searcher.embed(searcher.open(own_photos / "class_00" / "0.png")), 3)) == 3
+        searcher.catalogue.close()
+    assert told_by(searchable, own_photos, out) == (Changes(new=5, unchanged=67), [])
+    assert same(content(out), content(made_index)) and "index.sqlite" in read_json(out / CHECKSUMS)
+
+
 SLOWED = """
 import sys, time
 from xbm_app.train.load import Embedder
@@ -316,6 +361,25 @@ def test_what_is_only_out_of_reach_stays_in_the_index(searchable, photos, tmp_pa
     changes, told = told_by(searchable, photos, out)
     assert (changes.removed, changes.new) == (1, 0) and len(content(out)) == 71
     assert sum("cannot be listed" in each for each in told) == 2 and sum("not UTF-8" in each for each in told) == 1
+
+
+def test_what_lies_behind_a_dangling_link_stays_in_the_index(searchable, photos, tmp_path):
+    out, disk = tmp_path / "index", tmp_path / "disk"
+    disk.mkdir()
+    for name in ("class_03", "class_04/0.png"):
+        shutil.move(photos / name, disk / Path(name).name)
+        (photos / name).symlink_to(disk / Path(name).name)
+    assert told_by(searchable, photos, out) == (Changes(new=72), [])
+    disk.rename(tmp_path / "unmounted")
+    (photos / "class_01" / "0.png").unlink()
+    changes, told = told_by(searchable, photos, out)
+    assert changes.removed == 1 and len(content(out)) == 71
+    kept = [each for each in told if "cannot be reached" in each]
+    assert sorted(each.split()[0] for each in kept) == [str(photos / "class_03"), str(photos / "class_04" / "0.png")]
+    (tmp_path / "unmounted").rename(disk)
+    assert told_by(searchable, photos, out)[1] == [] and len(content(out)) == 71
+    (photos / "class_03").unlink()  # the link itself is deleted
+    assert told_by(searchable, photos, out)[0].removed == 6
 
 
 def test_a_row_that_was_removed_from_a_table_leaves_the_index_and_one_out_of_reach_stays(

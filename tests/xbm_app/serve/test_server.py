@@ -8,6 +8,10 @@ import subprocess
 import sys
 import time
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pymilvus
 import pytest
 from PIL import Image
 from pydantic import BaseModel
@@ -15,8 +19,11 @@ from starlette.testclient import TestClient
 
 from tests.xbm_app.serve.bombs import jpeg_of_scans, png_of_zeros, text_named_jpg
 from xbm.errors import InputError
+from xbm_app.search.searcher import Searcher
+from xbm_app.search.update import update_embeddings
 from xbm_app.serve import server
 from xbm_app.serve.access import access_to
+from xbm_app.serve.connections import configured
 from xbm_app.serve.server import Current, _stride, create_app
 
 
@@ -135,6 +142,53 @@ def test_what_cannot_be_searched_with_is_one_sentence(client, tmp_path):
 def test_bad_requests(client, path, status):
     answer = client.get(path)
     assert answer.status_code == status and list(answer.json()) == ["error"]
+
+
+@pytest.mark.parametrize(
+    "body", [b"--y\r\n", b"--x\r\nno header\r\n\r\na\r\n--x--\r\n", b"--x\r\nA: b\r\n\r\na\r\n--xz", b"\0"]
+)
+def test_a_malformed_body_is_refused_and_leaves_no_line_in_the_log(client, caplog, body):
+    configured(client.app)
+    answer = client.post("/api/search", content=body, headers={"content-type": "multipart/form-data; boundary=x"})
+    assert answer.status_code in (400, 422) and list(answer.json()) == ["error"]
+    assert [record for record in caplog.records if "multipart" in record.name] == []
+
+
+def test_a_filter_that_fits_no_value_of_its_column_is_a_422(tmp_path, decoders):
+    pq.write_table(pa.table({"embedding": [[1.0, 0.0], [0.0, 1.0]], "when": ["2024-01-01", None]}), tmp_path / "rows.parquet")
+    update_embeddings(tmp_path / "rows.parquet", tmp_path / "index", None, pytest.fail)
+    current = Current([Searcher(tmp_path / "index", hold=True)])
+    asking = TestClient(create_app(current, access_to("127.0.0.1", [], None), decoders), base_url="http://127.0.0.1:8000")
+    for path in ("/api/search?like=1&", "/api/images?"):
+        assert asking.get(f"{path}filter=when>=2024-01-01").status_code == 200
+        answer = asking.get(f"{path}filter=when>=2024")
+        assert answer.status_code == 422 and "texts only" in answer.json()["error"]
+
+
+def test_a_lost_milvus_is_a_503_as_json_and_heals_by_itself(tmp_path, decoders, monkeypatch):
+    where = f"milvus:{tmp_path / 'index.db'}"
+    np.savez(tmp_path / "rows.npz", embeddings=np.eye(4), price=np.arange(4), color=["red", "blue", "red", "blue"])
+    update_embeddings(tmp_path / "rows.npz", where, None, pytest.fail)
+    searcher = Searcher(where, hold=True)
+    app = create_app(Current([searcher]), access_to("127.0.0.1", [], None), decoders)
+    asking = TestClient(app, base_url="http://127.0.0.1:8000")
+    image = asking.get("/api/images").json()["images"][0]["id"]
+    paths = [f"/api/search?like={image}", "/api/images?filter=path>a", f"/api/thumbnails/0/{image}"]
+
+    def lost(*_, **__):
+        raise pymilvus.exceptions.MilvusException(message="the engine is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pymilvus, "MilvusClient", lost)
+        searcher.catalogue.close()  # the connection is cut
+        for path in paths:
+            answer = asking.get(path)
+            assert answer.status_code == 503 and "does not answer" in answer.json()["error"] and answer.headers["retry-after"]
+        assert asking.get("/api/health").status_code == asking.get("/api/about").status_code == 200
+    assert asking.get(paths[0]).json()["runs"][0]["results"]
+    for misfit in ("price=red", "color<3"):
+        assert asking.get(f"/api/images?filter={misfit}").status_code == 422
+    assert asking.get("/api/images?filter=price=9").json()["total"] == 0
 
 
 def test_a_wrong_method_is_refused_as_json(client):

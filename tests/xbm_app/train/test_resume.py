@@ -9,12 +9,13 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.tiny import differences, draw_photos, tiny_config
+from tests.tiny import differences, draw_photos, tiny_config, xbm
 from tests.xbm_app.train.interrupted import Killed, ended, ended_in_checkpoint
 from xbm.errors import DamagedFileError, InputError
 from xbm_app.files import locked, read_checkpoint, write_checkpoint
 from xbm_app.train import state
 from xbm_app.train.config import override
+from xbm_app.train.dataset import read_run
 from xbm_app.train.label_errors import IGNORED
 from xbm_app.train.loop import train
 from xbm_app.train.metrics import read_metrics
@@ -259,7 +260,35 @@ def test_other_data_than_the_run_began_with_is_refused(photos, tmp_path, change)
 def test_a_copy_of_the_data_with_other_times_is_the_same_data(photos, tmp_path):
     run, own = tmp_path / "run", shutil.copytree(photos, tmp_path / "photos", copy_function=shutil.copyfile)
     train(tiny_config(photos, optim__iterations=7), run, quiet=True)
-    train(tiny_config(own, optim__iterations=8), run, resume=True, quiet=True)
+    with pytest.warns(UserWarning, match="other modification times"):
+        train(tiny_config(own, optim__iterations=8), run, resume=True, quiet=True)
+
+
+def test_replaced_images_outside_the_sample_are_noticed_by_their_times(photos, tmp_path, monkeypatch):
+    monkeypatch.setattr("xbm_app.train.dataset.SAMPLED", 1)
+    run, own = tmp_path / "run", shutil.copytree(photos, tmp_path / "photos")
+    config = tiny_config(own, optim__iterations=7)
+    train(config, run, quiet=True)
+    second = own / read_run(config, run).train.paths[1]
+    size = second.stat().st_size
+    Image.new("RGB", (16, 16)).save(second)
+    second.write_bytes(second.read_bytes().ljust(size, b"\0"))
+    assert second.stat().st_size == size
+    with pytest.warns(UserWarning, match="other modification times"):
+        train(override(config, {"optim.iterations": 8}), run, resume=True, quiet=True)
+
+
+def test_replaced_pixels_of_a_store_are_refused_wherever_they_are(photos, tmp_path, monkeypatch):
+    monkeypatch.setattr("xbm_app.train.dataset.SAMPLED", 1)
+    run, own, store = tmp_path / "run", shutil.copytree(photos, tmp_path / "photos"), tmp_path / "store"
+    assert xbm("prepare", own, "--out", store, "--resize", 16).code == 0
+    config = tiny_config(own, optim__iterations=7, data__root=None, data__store=str(store))
+    train(config, run, quiet=True)
+    replaced = own / read_run(config, run).train.paths[1]
+    Image.fromarray(255 - np.asarray(Image.open(replaced))).save(replaced)
+    assert xbm("prepare", own, "--out", store, "--resize", 16).code == 0
+    with pytest.raises(InputError, match="not those that this run began with"):
+        train(override(config, {"optim.iterations": 8}), run, resume=True, quiet=True)
 
 
 def test_a_run_of_an_older_version_is_resumed_with_one_warning(photos, tmp_path):
