@@ -50,3 +50,11 @@ def test_the_larger_memory_is_nowhere_above_and_below_for_two_metrics():
     assert all(mean <= 0 for mean, _ in found.values())
     assert [metric for metric, (mean, half) in found.items() if mean < -half] == ["docstring@5", "docstring@10"]
     assert f"({written(*found['docstring@5'])} and {written(*found['docstring@10'])})" in PAGE
+
+
+def test_the_table_of_memory_is_that_of_the_result():
+    for case in json.loads((ROOT / "benchmarks" / "results" / "cpu-cached-backward.json").read_text())["cases"]:
+        both = case["embeddings_and_gradient_bytes"]
+        parts = [case["plain_bytes"], case["cached_bytes"], both, case["cached_bytes"] - both]
+        row = " | ".join([f"{case['inputs']:,}", *(f"{part / 1e6:.1f}" for part in parts)])
+        assert f"| {row} |" in PAGE
