@@ -365,7 +365,7 @@ WITH_EXAMPLES = sorted(
 
 
 NEEDS = {f"xbm.integrations.{name}": package for name, package in {
-    "accelerate": "accelerate", "hugging_face": "transformers", "lightning": "lightning",
+    "accelerate": "accelerate", "hugging_face": "transformers", "lightning": "lightning", "loss_checkpoint": "transformers",
 }.items()}  # fmt: skip
 
 
