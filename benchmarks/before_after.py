@@ -19,7 +19,7 @@ from statistics import median
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "cpu-before-after.json"
-LOSSES, SHARES, ROUNDS, CALLS = ("contrastive", "multi_similarity", "triplet"), (0.0, 0.01, 1.0), 15, 3
+LOSSES, SHARES, ROUNDS, CALLS = ("contrastive", "multi_similarity", "triplet"), (0.0, 0.01, 1.0), 31, 3
 
 
 def worker() -> None:
@@ -74,7 +74,7 @@ def main(before: str) -> None:
                 command = [sys.executable, "-c", "from benchmarks.before_after import worker; worker()"]
                 environment = {"PYTHONPATH": f"{root / 'src'}:{ROOT}"}
                 process = subprocess.Popen(
-                    command, cwd=folder, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+                    command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
                 )
                 assert process.stdout is not None and process.stdout.readline().startswith(str(root / "src"))
                 processes[name] = process

@@ -81,7 +81,7 @@ def section() -> str:
         f"Cars-196, EfficientNet-Lite0, {found['iterations']} iterations on cached features, on {found['threads']} CPU "
         f"thread{'s' if found['threads'] > 1 else ''}: at most {slowest:.1f} s for the iterations, "
         f"{max(run['all_seconds'] for run in runs):.1f} s with reading, "
-        f"scoring and writing ({cpu:.1f} s of CPU time; other programs ran beside it). R@1 in percent, means of {len(runs)} "
+        f"scoring and writing ({cpu:.1f} s of CPU time). R@1 in percent, means of {len(runs)} "
         f"seeds:\n\n| | R@1 |\n|---|---|\n| head not trained | {100 * found['untrained']:.1f} |\n"
         f"| head only, `auto` with `model.freeze=trunk` | {100 * mean(recalls):.1f} |\n"
         f"| whole trunk, `auto`, 2,000 iterations | {100 * mean(full):.1f} |\n\n"
