@@ -150,7 +150,10 @@ def test_no_damaged_arrays_are_used(tmp_path, save):
     assert silent(path, chain(damaged(content, 500, 3), directory, headers), lambda: arrays_of(path)) == []
 
 
-@pytest.mark.parametrize("name", ["config.yaml", "metrics.csv", "examples.npz", "checkpoints/last.pt", "checksums.json"])
+OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in ("config.yaml", "metrics.csv", "checksums.json")]
+
+
+@pytest.mark.parametrize("name", ["examples.npz", "checkpoints/last.pt", *OTHERS])
 def test_a_pipe_in_place_of_a_file_is_not_waited_for(finished, tmp_path, name):
     run = Path(shutil.copytree(finished, tmp_path / "run"))
     (run / name).unlink()

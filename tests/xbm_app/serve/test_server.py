@@ -278,7 +278,8 @@ def test_the_description_names_every_answer_and_every_refusal(searchers, decoder
 # ------------------------------------------------------------------ the process
 
 
-@pytest.mark.parametrize("end", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT])
 def test_asked_to_end_it_still_answers_who_is_being_served(searchers, own_photos, end):
     command = [sys.executable, "-m", "xbm", "serve", str(searchers[0].folder), "--port", "0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -317,6 +318,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_it_ends_within_its_grace_period_whatever_it_is_doing(searchers, tmp_path):
     (tmp_path / "stuck.py").write_text(STUCK.format(path=sys.path))
     command = [sys.executable, tmp_path / "stuck.py", searchers[0].folder]

@@ -83,6 +83,7 @@ def test_the_best_score_decides(photos, weights, tmp_path, monkeypatch):
     assert [each.optim.decay_at for each in held_out] == [(), (), (280,)], "a fifth of the preset's 1,400"
 
 
+@pytest.mark.slow
 def test_a_run_that_is_stopped_between_its_trials_goes_on_there(chosen, photos, weights, tmp_path, monkeypatch):
     calls, real = [], trials.train
 
