@@ -231,10 +231,9 @@ def test_1500_half_sent_requests_neither_silence_the_server_nor_fill_its_log(sec
             opened, (took, late) = asyncio.run(flood(port, 1500, seconds)), asked.result()
         print(f"{opened:,} half-sent; {len(took)} others took at most {max(took):.3f} s, in the middle {median(took):.3f} s")
         assert opened >= 1500 and len(took) >= seconds
-        assert median(took) < 0.5 and max(took) < 1 + late, (
-            sorted(took)[-3:],
-            late,
-        )  # on a busy machine, this process waits too
+        # On a busy machine, this process waits too; and the kernel repeats a lost request for a connection after a second.
+        slow = [each for each in took if each >= 1 + late]
+        assert median(took) < 0.5 and len(slow) <= 1 and max(took) < 3 + late, (sorted(took)[-3:], late)
         process.send_signal(signal.SIGTERM)
         _, err = process.communicate(timeout=60)
         assert process.returncode == 0 and re.sub(r"Cancel \d+ running.*\n", "", err) == ""
