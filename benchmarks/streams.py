@@ -272,6 +272,9 @@ def figures() -> str:
         f"- **Speed of reading**, beside a store of the same images: uncompressed images {ppm['stream'] / ppm['store']:.0%} "
         f"({ppm['stream']:,.0f} of {ppm['store']:,.0f} images per second); JPEG {jpg['stream'] / jpg['store']:.0%} "
         f"({jpg['stream']:,.0f} of {jpg['store']:,.0f}), since a stream decodes each image and a store holds pixels.",
+        f"- **Speed of training** in a run of {trained_on['iterations']} iterations of the network `small`: "
+        f"{trained_on['images a second']['whole']:,.0f} images per second from the stream, "
+        f"{trained_on['images a second']['stored']:,.0f} from the store. One run each; why is not known yet.",
         f"- **Memory** of `xbm train`, with all libraries: at most {trained_on['peak bytes'] / 1e9:.2f} GB.",
         f"- **Resuming**: a run that is killed {exactly}.\n",
         f"Batches of {P} × {K} for one epoch. *Repeated* places of a batch hold an image that is in it already; *shown* images "
